@@ -1,0 +1,427 @@
+"""What a memory is: the records that travel, their limits, and the API they travel through.
+
+Requests are strict: an unknown field or a wrong JSON type is refused, never
+coerced. `parse` turns pydantic's findings into one `Invalid` problem.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
+from warmstart.errors import Invalid
+
+MAX_CONTENT: Final = 8_000
+MAX_TITLE: Final = 200
+MAX_FACTS: Final = 20
+MAX_FACT: Final = 300
+MAX_TAGS: Final = 20
+MAX_TAG: Final = 64
+MAX_SOURCE: Final = 200
+MAX_METADATA_BYTES: Final = 4_096
+MAX_BATCH: Final = 100
+MAX_QUERY: Final = 16_384
+MAX_CURSOR: Final = 512
+MAX_CONTEXT_CHARS: Final = 10_000
+DEFAULT_LIMIT: Final = 10
+MAX_LIMIT: Final = 50
+MAX_PAGE: Final = 200
+DEFAULT_PAGE: Final = 50
+RRF_K: Final = 60
+#: First in both arms: no score can be higher.
+MAX_SCORE: Final = 2 / (RRF_K + 1)
+TEXT_FORM_CHARS: Final = 400
+
+NAMESPACE_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+ID_PATTERN: Final = r"^mem_[0-9a-hjkmnp-tv-z]{26}$"
+DEFAULT_NAMESPACE: Final = "default"
+
+MemoryType = Literal[
+    "fact", "decision", "gotcha", "preference", "event",
+    "goal", "insight", "relationship", "code", "other",
+]  # fmt: skip
+MEMORY_TYPES: Final[tuple[str, ...]] = get_args(MemoryType)
+EmbeddingStatus = Literal["queued", "ready", "failed"]
+Mode = Literal["hybrid", "vector", "keyword", "scan"]
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def clean_query(value: Any) -> Any:
+    """Queries lose NUL and lone surrogates instead of being refused for them."""
+    return _SURROGATES.sub("", value).replace("\x00", "") if isinstance(value, str) else value
+
+
+def _storable(value: str) -> str:
+    if "\x00" in value:
+        raise ValueError("must not contain NUL characters")
+    if _SURROGATES.search(value):
+        raise ValueError("must not contain lone surrogates")
+    return value
+
+
+def _instant(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError("must be an ISO 8601 date and time, such as 2025-06-01T12:00:00Z") from None
+    elif not isinstance(value, datetime):
+        raise ValueError("must be an ISO 8601 date and time in a string")
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _metadata(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise ValueError("must be JSON without NaN or infinity") from None
+    if _SURROGATES.search(encoded):
+        raise ValueError("must not contain lone surrogates")
+    size = len(encoded.encode())
+    if size > MAX_METADATA_BYTES:
+        raise ValueError(f"must be at most {MAX_METADATA_BYTES} bytes of JSON; this has {size}")
+    if "\\u0000" in encoded:
+        raise ValueError("must not contain NUL characters")
+    return value
+
+
+Storable = AfterValidator(_storable)
+Instant = Annotated[datetime, BeforeValidator(_instant), WithJsonSchema({"type": "string", "format": "date-time"})]
+Namespace = Annotated[str, Field(pattern=NAMESPACE_PATTERN)]
+MemoryId = Annotated[str, Field(pattern=ID_PATTERN)]
+Content = Annotated[str, Field(min_length=1, max_length=MAX_CONTENT), Storable]
+Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE), Storable]
+Fact = Annotated[str, Field(min_length=1, max_length=MAX_FACT), Storable]
+Facts = Annotated[list[Fact], Field(max_length=MAX_FACTS)]
+Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG), Storable]
+Tags = Annotated[list[Tag], Field(max_length=MAX_TAGS)]
+Importance = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Source = Annotated[str, Field(max_length=MAX_SOURCE), Storable]
+Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]
+Query = Annotated[str, BeforeValidator(clean_query), Field(min_length=1, max_length=MAX_QUERY)]
+Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
+PageLimit = Annotated[int, Field(ge=1, le=MAX_PAGE)]
+Cursor = Annotated[str, Field(max_length=MAX_CURSOR)]
+
+
+class Request(BaseModel):
+    """A request: strict types, no unknown field."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class NewMemory(Request):
+    content: Content = Field(description="What to remember, 1 to 8,000 characters. One fact, decision or gotcha each.")
+    title: Title | None = Field(None, description="Short title; the first line is taken where none is given.")
+    namespace: Namespace = Field(DEFAULT_NAMESPACE, description="Project or topic this belongs to.")
+    type: MemoryType = "fact"
+    facts: Facts = Field(default_factory=list, description="Short bullets that stand on their own.")
+    tags: Tags = Field(default_factory=list)
+    entities: Tags = Field(default_factory=list, description="Names of people, services, files, functions.")
+    importance: Importance = 0.5
+    source: Source = ""
+    metadata: Metadata = Field(default_factory=dict)
+    occurred_at: Instant | None = Field(None, description="When it happened; now where not given.")
+
+
+class Batch(Request):
+    memories: Annotated[list[NewMemory], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class MemoryPatch(Request):
+    content: Content | None = None
+    title: Title | None = None
+    namespace: Namespace | None = None
+    type: MemoryType | None = None
+    facts: Facts | None = None
+    tags: Tags | None = None
+    entities: Tags | None = None
+    importance: Importance | None = None
+    source: Source | None = None
+    metadata: Metadata | None = None
+    occurred_at: Instant | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> MemoryPatch:
+        if not self.changes():
+            raise ValueError("needs at least one field to change")
+        return self
+
+    def changes(self) -> dict[str, Any]:
+        """The fields given with a value; null means: leave as it is."""
+        return {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
+
+
+def _score_possible(value: float) -> float:
+    if value > MAX_SCORE:
+        raise ValueError(
+            f"can't be above {MAX_SCORE:.5f} (2/61, first in both arms), since no hit ever scores higher; "
+            "0.016 keeps every two-arm hit and single-arm hits ranked first or second"
+        )
+    return value
+
+
+class SearchRequest(Request):
+    query: Query = Field(description="Free text, any language: words, an identifier, an error code.")
+    namespace: Namespace | None = Field(None, description="Only this namespace; all where not given.")
+    type: MemoryType | Annotated[list[MemoryType], Field(min_length=1, max_length=len(MEMORY_TYPES))] | None = None
+    tags: Tags | None = Field(None, description="Memories that carry all of these.")
+    entities: Tags | None = Field(None, description="Memories that carry all of these.")
+    source: Source | None = None
+    min_importance: Importance | None = None
+    occurred_from: Instant | None = Field(None, description="Inclusive.")
+    occurred_to: Instant | None = Field(None, description="Exclusive.")
+    limit: Limit = DEFAULT_LIMIT
+    min_score: (
+        Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_score_possible)] | None
+    ) = Field(None, description="Scores lie between 0.00909 and 0.03279.")
+
+    @model_validator(mode="after")
+    def _window(self) -> SearchRequest:
+        if self.occurred_from and self.occurred_to and self.occurred_from >= self.occurred_to:
+            raise ValueError("occurred_from must be before occurred_to")
+        return self
+
+    @property
+    def types(self) -> list[str]:
+        if self.type is None:
+            return []
+        return [self.type] if isinstance(self.type, str) else list(self.type)
+
+
+class ListRequest(Request):
+    namespace: Namespace | None = None
+    type: MemoryType | None = None
+    tag: Tag | None = None
+    source: Source | None = None
+    include_deleted: bool = False
+    only_deleted: bool = False
+    limit: PageLimit = DEFAULT_PAGE
+    cursor: Cursor | None = None
+
+
+class RecallRequest(Request):
+    namespace: Namespace | None = None
+    order: Literal["recency", "importance"] = "recency"
+    since: Instant | None = Field(None, description="Created at or after.")
+    limit: Limit = DEFAULT_LIMIT
+    cursor: Cursor | None = None
+
+
+class ContextRequest(Request):
+    query: Annotated[str, BeforeValidator(clean_query), Field(max_length=MAX_QUERY)]
+    namespace: Namespace | None = None
+    token_budget: Annotated[int, Field(ge=1, le=4_000)] = 1_500
+    budget_ms: Annotated[int, Field(ge=1, le=5_000)] | None = None
+    conversation_id: Annotated[str, Field(min_length=1, max_length=200), Storable] | None = None
+
+
+class RenameNamespace(Request):
+    name: Namespace
+
+
+class Record(BaseModel):
+    """An answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Memory(Record):
+    id: str
+    namespace: str
+    type: str
+    title: str
+    content: str
+    facts: list[str]
+    tags: list[str]
+    entities: list[str]
+    importance: float
+    source: str
+    metadata: dict[str, Any]
+    content_hash: str
+    embedding_status: EmbeddingStatus
+    occurred_at: datetime
+    created_at: datetime
+    updated_at: datetime
+    deleted_at: datetime | None = None
+    expires_at: datetime | None = None
+
+    @property
+    def etag(self) -> str:
+        return f'"{int(self.updated_at.timestamp() * 1_000_000):x}"'
+
+
+class Saved(Memory):
+    duplicate: bool = False
+
+
+class BatchItem(Record):
+    status: Literal["created", "duplicate"]
+    id: str
+
+
+class BatchResult(Record):
+    results: list[BatchItem]
+    created: int
+    duplicates: int
+
+
+class Ranks(Record):
+    vector: int | None = None
+    text: int | None = None
+
+
+class Hit(Memory):
+    score: float | None = None
+    ranks: Ranks
+
+
+class SearchResult(Record):
+    hits: list[Hit]
+    mode: Mode
+    degraded: list[str]
+    took_ms: float
+
+
+class Page(Record):
+    memories: list[Memory]
+    next_cursor: str | None = None
+
+
+class Counts(Record):
+    active: int
+    trashed: int
+    namespaces: dict[str, int] = Field(description="Active memories by namespace.")
+    types: dict[str, int] = Field(description="Active memories by type.")
+
+
+class NamespaceInfo(Record):
+    name: str
+    active: int
+    trashed: int
+
+
+class Namespaces(Record):
+    namespaces: list[NamespaceInfo]
+
+
+class NamespaceChange(Record):
+    name: str
+    memories: int = Field(description="How many memories were renamed or put in the trash.")
+
+
+class ContextResult(Record):
+    context: str
+    ids: list[str]
+    mode: Mode | None
+    latency_ms: float
+
+
+class DependencyHealth(Record):
+    name: str
+    status: Literal["ok", "down", "off"]
+    detail: str = ""
+    since: datetime | None = None
+
+
+class Health(Record):
+    status: Literal["ok", "degraded"]
+    mode: Mode = Field(description="The rung a search would be answered from now.")
+    degraded: list[str]
+    dependencies: list[DependencyHealth]
+    queued: int = Field(description="Memories of this tenant that wait for their vector.")
+    failed: int
+    unindexed_rows: int = Field(description="Rows the full-text index has not folded in; they are found all the same.")
+    version: str
+
+
+class MemoryAPI(Protocol):
+    """What a tenant can do: MemoryService in the server, MemoryClient over HTTP."""
+
+    async def save(self, new: NewMemory) -> Saved: ...
+    async def save_batch(self, batch: Batch) -> BatchResult: ...
+    async def search(self, request: SearchRequest) -> SearchResult: ...
+    async def recall(self, request: RecallRequest) -> Page: ...
+    async def context(self, request: ContextRequest) -> ContextResult: ...
+    async def get(self, memory_id: str) -> Memory: ...
+    async def list(self, request: ListRequest) -> Page: ...
+    async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory: ...
+    async def delete(self, memory_id: str, *, hard: bool = False) -> None: ...
+    async def restore(self, memory_id: str) -> Memory: ...
+    async def counts(self) -> Counts: ...
+    async def namespaces(self) -> Namespaces: ...
+    async def rename_namespace(self, name: str, to: str) -> NamespaceChange: ...
+    async def delete_namespace(self, name: str) -> NamespaceChange: ...
+    async def health(self) -> Health: ...
+
+
+R = TypeVar("R", bound=BaseModel)
+
+#: Faults of form: over MCP these are InvalidParams; all others are results a model can correct.
+FORM_FAULTS: Final = frozenset({"missing", "extra_forbidden", "type"})
+
+
+def parse(model: type[R], data: Any) -> R:
+    """`data` (parsed JSON) as `model`, or one `Invalid` that names every fault.
+
+    Each entry of its `errors` has `field`, `problem`, `fault` (`missing`,
+    `extra_forbidden`, `type` or `value`) and, where they apply, `limit` and `size`.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        faults = [_fault(e) for e in error.errors(include_url=False)]
+        # a union reports each of its branches: keep one line a field
+        seen: dict[str, dict[str, Any]] = {}
+        for fault in faults:
+            kept = seen.setdefault(fault["field"], fault)
+            if kept["fault"] == "type" and fault["fault"] == "value":
+                seen[fault["field"]] = fault
+        errors = list(seen.values())
+        first = errors[0]
+        detail = "; ".join(f"{e['field'] or 'body'}: {e['problem']}" for e in errors[:5])
+        raise Invalid(detail, field=first["field"], errors=errors) from None
+
+
+def _fault(error: Any) -> dict[str, Any]:
+    kind, ctx, value = error["type"], error.get("ctx", {}), error.get("input")
+    field = ".".join(str(p) for p in error["loc"] if not (isinstance(p, str) and ("[" in p or p == "literal")))
+    fault: dict[str, Any] = {"field": field, "problem": error["msg"].removeprefix("Value error, ")}
+    if kind in ("missing", "extra_forbidden"):
+        fault["fault"] = kind
+    elif kind.endswith("_type") or (kind == "value_error" and "in a string" in error["msg"]):
+        fault["fault"] = "type"
+    elif kind == "int_from_float":
+        fault["fault"] = "type"
+    else:
+        fault["fault"] = "value"
+    for name in ("max_length", "min_length", "le", "ge", "lt", "gt", "pattern", "expected"):
+        if name in ctx:
+            fault["limit"] = ctx[name]
+    if isinstance(value, str | list | dict) and kind != "missing":
+        fault["size"] = len(value)
+    return fault
+
+
+def fold(text: str) -> str:
+    """NFKC without combining marks, so that "résumé" and "resume" are one word; CJK stays whole."""
+    if text.isascii():
+        return text
+    decomposed = unicodedata.normalize("NFKD", text)
+    kept = "".join(c for c in decomposed if not ("\u0300" <= c <= "\u036f"))
+    return unicodedata.normalize("NFKC", kept)
