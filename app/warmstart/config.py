@@ -7,8 +7,10 @@ nothing else. `load` reports every fault at once.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -44,6 +46,24 @@ Positive = Annotated[int, Field(ge=1)]
 
 def default_home() -> Path:
     return Path.home() / ".local" / "share" / "warmstart"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What makes two vectors comparable; vectors of two spaces are never mixed."""
+
+    model: str
+    revision: str
+    dim: int
+    doc_prefix: str
+    query_prefix: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Space:
+        return cls(**json.loads(text))
 
 
 class Settings(BaseModel):
@@ -144,6 +164,10 @@ class Settings(BaseModel):
         if not self.openai_base_url:
             return LOCAL_REVISION
         return PINNED_REVISION if self.embed_model == DEFAULT_MODEL else ""
+
+    @property
+    def space(self) -> Space:
+        return Space(self.embed_model, self.revision, self.embedding_dim, self.doc_prefix, self.query_prefix)
 
     @property
     def lancedb(self) -> str:

@@ -3,6 +3,8 @@
 WarmstartError
 ├── ConfigError             the start is refused; lists every fault at once
 ├── EmbeddingError          no usable vector; never leaves the service as an error
+├── CacheUnavailable        the Upstash endpoint gave nothing; likewise
+├── BookkeepingUnavailable  Postgres gave nothing; likewise
 ├── Problem                 has an HTTP status and a stable type (RFC 9457)
 │   ├── MalformedRequest    400
 │   ├── Unauthorized        401
@@ -55,6 +57,14 @@ class EmbeddingError(WarmstartError):
         self.reason = reason
         self.text_at_fault = text_at_fault
         super().__init__(f"{reason}: {detail}" if detail else reason)
+
+
+class CacheUnavailable(WarmstartError):
+    """The cache gave no answer; everything in it can be done without."""
+
+
+class BookkeepingUnavailable(WarmstartError):
+    """Postgres gave no answer in its time."""
 
 
 class ServerUnreachable(WarmstartError):
