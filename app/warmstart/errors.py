@@ -23,6 +23,7 @@ WarmstartError
 │   ├── StoreUnavailable    503
 │   ├── AuthUnavailable     503
 │   ├── Migrating           503, with Retry-After
+│   ├── Overloaded          503, with Retry-After: too many requests at once
 │   └── DiskFull            507
 └── ServerUnreachable       the client found no server where it was told to look
 """
@@ -167,6 +168,13 @@ class AuthUnavailable(Problem):
 
 class Migrating(Problem):
     status, type, title = 503, "migrating", "A migration is running"
+
+
+class Overloaded(Problem):
+    status, type, title = 503, "overloaded", "Too many requests at once"
+
+    def __init__(self, detail: str, *, retry_after: int = 1) -> None:
+        super().__init__(detail, retry_after=retry_after)
 
 
 class DiskFull(Problem):

@@ -1,0 +1,232 @@
+"""How answers look: a short text for the model, and the structured content beside it.
+
+What counts: hosts send the model either the text or the structured content.
+The text of a search with ten hits stays within `SEARCH_TOKENS`; an id alone
+takes 26 of them, so titles are cut and excerpts share what is left, the best
+hits first. The structured content repeats the same excerpts, so it costs the
+same and its field names. `memory_get` gives a memory whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from warmstart.memory import (
+    TEXT_FORM_CHARS,
+    DependencyHealth,
+    Health,
+    Memory,
+    Mode,
+    Namespaces,
+    Page,
+    Ranks,
+    Record,
+    Saved,
+    SearchResult,
+)
+
+#: What the text of ten hits may cost; a page of more hits gets a tenth of it for each.
+SEARCH_TOKENS: Final = 500
+#: A title in a list; `memory_get` shows it whole.
+LIST_TITLE_CHARS: Final = 80
+#: An excerpt shorter than this tells nothing.
+_LEAST_EXCERPT_TOKENS: Final = 4
+_ID_TOKENS: Final = 27
+#: Characters a token, on the cautious side of what o200k gives for prose and code.
+_ASCII_CHARS_PER_TOKEN: Final = 3.6
+_OTHER_CHARS_PER_TOKEN: Final = 2.0
+_ELLIPSIS: Final = "…"
+
+
+class HitForm(Record):
+    id: str
+    title: str
+    type: str
+    namespace: str
+    excerpt: str
+    score: float | None = None
+    ranks: Ranks
+
+
+class SearchForm(Record):
+    hits: list[HitForm]
+    mode: Mode
+    degraded: list[str]
+
+
+class BriefForm(Record):
+    id: str
+    title: str
+    type: str
+    namespace: str
+    excerpt: str
+    created_at: datetime
+
+
+class PageForm(Record):
+    memories: list[BriefForm]
+    next_cursor: str | None = None
+
+
+class SavedForm(Record):
+    id: str
+    namespace: str
+    duplicate: bool
+    embedding_status: str
+
+
+class UpdatedForm(Record):
+    id: str
+    updated_at: datetime
+    embedding_status: str
+
+
+class DeletedForm(Record):
+    id: str
+    hard: bool
+
+
+class Answer(BaseModel):
+    text: str
+    structured: Record
+
+
+def plain(record: Record) -> dict[str, Any]:
+    """`record` as JSON without fields that are null; what a user put into `metadata` stays as it is."""
+    return record.model_dump(mode="json", exclude_none=True)
+
+
+def tokens(text: str) -> float:
+    """A cautious estimate: a CJK character is a token, other letters share one."""
+    ascii_chars = sum(c < "\x80" for c in text)
+    wide = sum(c >= "\u2e80" for c in text)
+    other = len(text) - ascii_chars - wide
+    return ascii_chars / _ASCII_CHARS_PER_TOKEN + other / _OTHER_CHARS_PER_TOKEN + wide
+
+
+def cut(text: str, chars: int, budget: float = float("inf")) -> str:
+    """`text` on one line, at most `chars` characters (the ellipsis is one more) and `budget` tokens."""
+    line = " ".join(text.split())
+    short = line[:chars]
+    while short and tokens(short) > budget:
+        short = short[: min(len(short) - 1, int(len(short) * budget / tokens(short)))]
+    return line if short == line else short.rstrip() + _ELLIPSIS
+
+
+def excerpts(memories: Sequence[Memory]) -> list[str]:
+    """The start of each content, within one token budget for all; better places get more.
+
+    A title that was cut from the content isn't said twice: the excerpt goes on after it.
+    """
+    budget = SEARCH_TOKENS / 10 * max(10, len(memories)) - 10
+    budget -= sum(_ID_TOKENS + tokens(cut(m.title, LIST_TITLE_CHARS)) for m in memories)
+    weights = [1 / (place + 2) for place in range(len(memories))]
+    result = []
+    for place, memory in enumerate(memories):
+        share = budget * weights[place] / sum(weights[place:])
+        text = cut(_after_title(memory), TEXT_FORM_CHARS, share) if share >= _LEAST_EXCERPT_TOKENS else ""
+        budget -= tokens(text)
+        result.append(text)
+    return result
+
+
+def _after_title(memory: Memory) -> str:
+    shown = memory.title[:LIST_TITLE_CHARS]
+    return memory.content.removeprefix(shown).lstrip()
+
+
+def _block(memory: Memory, excerpt: str, note: str = "") -> str:
+    head = f"{memory.id}{note} {cut(memory.title, LIST_TITLE_CHARS)}"
+    return f"{head}\n{excerpt}" if excerpt else head
+
+
+def search(result: SearchResult) -> Answer:
+    parts = excerpts(result.hits)
+    head = f"{len(result.hits)} hits, mode {result.mode}" if result.hits else f"No hit, mode {result.mode}"
+    if result.degraded:
+        head += f", degraded: {', '.join(result.degraded)}"
+    blocks = [_block(hit, part) for hit, part in zip(result.hits, parts, strict=True)]
+    forms = [
+        HitForm(
+            id=hit.id,
+            title=cut(hit.title, LIST_TITLE_CHARS),
+            type=hit.type,
+            namespace=hit.namespace,
+            excerpt=part,
+            score=None if hit.score is None else round(hit.score, 5),
+            ranks=hit.ranks,
+        )
+        for hit, part in zip(result.hits, parts, strict=True)
+    ]
+    return Answer(
+        text="\n".join([head, *blocks]),
+        structured=SearchForm(hits=forms, mode=result.mode, degraded=result.degraded),
+    )
+
+
+def page(result: Page) -> Answer:
+    parts = excerpts(result.memories)
+    lines = [_block(m, part, f" {m.created_at:%Y-%m-%d}") for m, part in zip(result.memories, parts, strict=True)]
+    if not lines:
+        lines = ["No memories here."]
+    if result.next_cursor:
+        lines.append(f"More with cursor {result.next_cursor}")
+    forms = [
+        BriefForm(
+            id=m.id,
+            title=cut(m.title, LIST_TITLE_CHARS),
+            type=m.type,
+            namespace=m.namespace,
+            excerpt=part,
+            created_at=m.created_at.replace(microsecond=0),
+        )
+        for m, part in zip(result.memories, parts, strict=True)
+    ]
+    return Answer(text="\n".join(lines), structured=PageForm(memories=forms, next_cursor=result.next_cursor))
+
+
+def whole(memory: Memory) -> Answer:
+    """Everything of a memory that says something: its words first, then what is set."""
+    head = f"{memory.id} {memory.type} in {memory.namespace}: {memory.title}"
+    facts = "\n".join(f"- {fact}" for fact in memory.facts)
+    fields = plain(memory)
+    shown = ("id", "type", "namespace", "title", "content", "facts", "content_hash", "embedding_status")
+    rest = "\n".join(f"{name}: {value}" for name, value in fields.items() if value and name not in shown)
+    return Answer(text="\n\n".join(part for part in (head, memory.content, facts, rest) if part), structured=memory)
+
+
+def saved(memory: Saved) -> Answer:
+    text = f"Already there as {memory.id}." if memory.duplicate else f"Saved as {memory.id}."
+    return Answer(text=text, structured=SavedForm.model_validate(memory.model_dump()))
+
+
+def updated(memory: Memory) -> Answer:
+    return Answer(text=f"Updated {memory.id}.", structured=UpdatedForm.model_validate(memory.model_dump()))
+
+
+def deleted(memory_id: str, hard: bool) -> Answer:
+    text = f"Deleted {memory_id} for good." if hard else f"Moved {memory_id} to the trash."
+    return Answer(text=text, structured=DeletedForm(id=memory_id, hard=hard))
+
+
+def namespaces(result: Namespaces) -> Answer:
+    lines = [f"{n.name}: {n.active}" + (f" ({n.trashed} in the trash)" if n.trashed else "") for n in result.namespaces]
+    return Answer(text="\n".join(lines) or "No namespaces yet.", structured=result)
+
+
+def health(result: Health) -> Answer:
+    head = f"{result.status}, mode {result.mode}, version {result.version}"
+    if result.degraded:
+        head += f", degraded: {', '.join(result.degraded)}"
+    counts = f"{result.queued} queued, {result.failed} failed, {result.unindexed_rows} not indexed"
+    return Answer(text="\n".join([head, *map(_dependency, result.dependencies), counts]), structured=result)
+
+
+def _dependency(part: DependencyHealth) -> str:
+    detail = f" ({part.detail})" if part.detail else ""
+    since = f" since {part.since.isoformat(timespec='seconds')}" if part.since else ""
+    return f"{part.name}: {part.status}{since}{detail}"

@@ -1,0 +1,293 @@
+"""The ladder of a search: both arms, one arm, a literal scan; never an error where an answer exists.
+
+    hybrid    both arms answered (or the tenant has no vectors yet)
+    vector    full-text failed
+    keyword   no vector for the query, or the vector arm failed, or embedding is off
+    scan      no vector, and full-text gave nothing or failed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+
+from warmstart.config import Settings
+from warmstart.embeddings import Embedder
+from warmstart.errors import EmbeddingError, Problem, TenantAssertion
+from warmstart.fusion import MAX_ONE_ARM, Ranked, fuse
+from warmstart.memory import Mode, SearchRequest, fold
+from warmstart.store import predicates as where
+from warmstart.store.frequencies import Frequencies
+from warmstart.store.maintenance import Maintenance
+from warmstart.store.predicates import Predicate
+from warmstart.store.reads import Candidate, Reader, filters_of
+from warmstart.store.table import Table
+from warmstart.terms import MAX_TERMS, keep_rarest, query_text
+
+log = structlog.get_logger(__name__)
+
+#: Arms under way at once; what ran past its budget counts until it ends.
+MAX_ARMS: Final = 64
+#: How old the knowledge may be whether a tenant is large enough for the vector index.
+_SIZE_AGE_S: Final = 60.0
+_MAX_SIZES: Final = 10_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Seconds: for the whole search, for the query's vector, for one arm."""
+
+    total: float
+    embedding: float
+    arm: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Budget:
+        return cls(
+            settings.search_budget_ms / 1000,
+            settings.embed_query_budget_ms / 1000,
+            settings.arm_budget_ms / 1000,
+        )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Ranked ids, best first, and how they came about."""
+
+    ranked: list[Ranked] = field(default_factory=list)
+    mode: Mode = "hybrid"
+    degraded: list[str] = field(default_factory=list)
+
+    def degrade(self, reason: str) -> None:
+        if reason not in self.degraded:
+            self.degraded.append(reason)
+
+
+class _ArmFailed(Exception):
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason = reason
+        super().__init__(detail)
+
+
+class Search:
+    """The retrieval path over one table."""
+
+    def __init__(self, settings: Settings, table: Table, embedder: Embedder, maintenance: Maintenance) -> None:
+        self._settings = settings
+        self._table = table
+        self._embedder = embedder
+        self._maintenance = maintenance
+        self._frequencies = Frequencies(table, settings.scan_rows)
+        self._arms: set[asyncio.Task[Any]] = set()
+        self._sizes: dict[str, tuple[float, int]] = {}
+
+    @property
+    def vectors_off(self) -> str | None:
+        """Why there is no vector arm at all: `disabled`, `space`, or None."""
+        if not self._settings.embedding_enabled:
+            return "disabled"
+        return "space" if self._table.space != self._settings.space else None
+
+    async def run(self, user_id: str, request: SearchRequest, budget: Budget) -> Outcome:
+        """Raises TenantAssertion, and nothing else that a rung can answer."""
+        deadline = time.monotonic() + budget.total
+        reader = Reader(self._table, user_id)
+        filters = filters_of(request)
+        outcome = Outcome()
+        text = self._spawn(self._text(reader, user_id, request.query, filters), budget.arm, deadline, "text")
+        vector = self._spawn_vector(reader, user_id, request.query, filters, budget, deadline)
+        tasks = [t for t in (text, vector) if t is not None]
+        await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+        texts = _settle(text, outcome, request)
+        vectors = _settle(vector, outcome, request)
+        if self.vectors_off == "space":
+            outcome.degrade("space")
+
+        if vectors is None and not texts:
+            await self._scan(reader, request.query, filters, budget, deadline, outcome)
+            return outcome
+        if vectors is None:
+            outcome.mode = "keyword"
+        elif texts is None:
+            outcome.mode = "vector"
+        outcome.ranked = self._cut(fuse(vectors or [], texts or []), request.min_score, outcome)
+        return outcome
+
+    @staticmethod
+    def _cut(ranked: list[Ranked], min_score: float | None, outcome: Outcome) -> list[Ranked]:
+        if min_score is None:
+            return ranked
+        if outcome.mode != "hybrid" and min_score > MAX_ONE_ARM:
+            # with one arm nothing can reach it: an empty answer would hide what was found
+            outcome.degrade("min_score")
+            return ranked
+        return [r for r in ranked if (r.score or 0.0) >= min_score]
+
+    # -- the arms
+
+    async def _text(
+        self, reader: Reader, user_id: str, query: str, filters: Sequence[Predicate]
+    ) -> list[Candidate]:
+        words = await self._words(user_id, query)
+        return await reader.text_arm(words, filters, self._settings.fetch_depth) if words else []
+
+    async def _words(self, user_id: str, query: str) -> str:
+        """The query as full-text reads it: each term once, and of too many the rarest."""
+        words = query_text(query).split()
+        if sum(len(w) if not w.isascii() else 1 + sum(not c.isalnum() for c in w) for w in words) <= MAX_TERMS:
+            return " ".join({w.lower(): w for w in words}.values())
+        terms = []
+        for word, parts in zip(words, await self._frequencies.terms(words), strict=True):
+            # a word of several terms (an unspaced script, a path) is kept or cut by its terms
+            terms += [(parts[0], word)] if len(parts) == 1 else [(part, part) for part in parts]
+        if len(dict(terms)) <= MAX_TERMS:
+            return " ".join(keep_rarest(terms, lambda _: 0))
+        return " ".join(keep_rarest(terms, await self._frequencies.of(user_id)))
+
+    def _spawn_vector(
+        self,
+        reader: Reader,
+        user_id: str,
+        query: str,
+        filters: Sequence[Predicate],
+        budget: Budget,
+        deadline: float,
+    ) -> asyncio.Task[list[Candidate]] | None:
+        if self.vectors_off:
+            return None
+
+        async def run() -> list[Candidate]:
+            try:
+                values = await self._embedder.embed_query(query, budget.embedding)
+            except EmbeddingError as error:
+                raise _ArmFailed("embedding", str(error)) from error
+            arm = self._vector(reader, user_id, values, filters)
+            return await self._spawn(arm, budget.arm, deadline, "vector")
+
+        return asyncio.create_task(run())
+
+    async def _vector(
+        self, reader: Reader, user_id: str, values: Sequence[float], filters: Sequence[Predicate]
+    ) -> list[Candidate]:
+        exact = not await self._is_large(reader, user_id)
+        return await reader.vector_arm(values, filters, self._settings.fetch_depth, exact=exact)
+
+    async def _is_large(self, reader: Reader, user_id: str) -> bool:
+        """Whether the tenant is past the size up to which search is exact, and an index serves it."""
+        known = self._sizes.get(user_id)
+        at = time.monotonic()
+        if known is None or at - known[0] > _SIZE_AGE_S:
+            if len(self._sizes) >= _MAX_SIZES:
+                self._sizes.clear()
+            known = self._sizes[user_id] = (at, await reader.count([where.active()]))
+        return known[1] > self._settings.vector_index_min_rows and await self._maintenance.has_vector_index()
+
+    def _spawn(
+        self, arm: Coroutine[Any, Any, T], budget_s: float, deadline: float, reason: str
+    ) -> asyncio.Task[T]:
+        """`arm` under its budget. Past it the caller goes on; the straggler keeps its place until it ends."""
+        if len(self._arms) >= MAX_ARMS:
+            arm.close()
+            return asyncio.create_task(_fail(_ArmFailed(reason, f"{MAX_ARMS} arms are under way already")))
+        task = asyncio.create_task(arm)
+        self._arms.add(task)
+        task.add_done_callback(self._ended)
+        budget_s = min(budget_s, max(0.0, deadline - time.monotonic()))
+        return asyncio.create_task(_within(task, budget_s, reason))
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._arms.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at by who waits; a straggler has nobody
+
+    # -- the scan
+
+    async def _scan(
+        self,
+        reader: Reader,
+        query: str,
+        filters: Sequence[Predicate],
+        budget: Budget,
+        deadline: float,
+        outcome: Outcome,
+    ) -> None:
+        outcome.mode = "scan"
+        needles = scan_needles(query)
+        arm = self._spawn(
+            reader.newest_texts(filters, self._settings.scan_rows), budget.arm, deadline, "scan"
+        )
+        await asyncio.wait([arm], timeout=max(0.0, deadline - time.monotonic()))
+        rows = _settle(arm, outcome, None)
+        if rows is not None:
+            outcome.ranked = await asyncio.to_thread(scan, rows, needles)
+
+    async def close(self) -> None:
+        for task in list(self._arms):
+            task.cancel()
+        await self._frequencies.close()
+
+
+async def _fail(error: Exception) -> Any:
+    raise error
+
+
+async def _within(task: asyncio.Task[T], budget_s: float, reason: str) -> T:
+    done, _ = await asyncio.wait({task}, timeout=budget_s)
+    if not done:
+        raise _ArmFailed(reason, f"took longer than {budget_s * 1000:.0f} ms")
+    try:
+        return task.result()
+    except (TenantAssertion, _ArmFailed):
+        raise
+    except (Problem, Exception) as error:
+        raise _ArmFailed(reason, str(error)) from error
+
+
+def _settle(task: asyncio.Task[T] | None, outcome: Outcome, request: SearchRequest | None) -> T | None:
+    """What the arm gave; None, with the reason noted, where it gave nothing in time."""
+    if task is None:
+        return None
+    if not task.done():
+        task.cancel()
+        outcome.degrade("budget")
+        return None
+    try:
+        return task.result()
+    except _ArmFailed as error:
+        outcome.degrade(error.reason)
+        event = "search.embedding.degraded" if error.reason == "embedding" else "search.arm.degraded"
+        log.warning(event, reason=error.reason, detail=str(error)[:300])
+        return None
+
+
+def scan_needles(query: str) -> list[str]:
+    """What the scan looks for: the whole query, and each of its first words."""
+    folded = fold(query).strip().lower()
+    words = dict.fromkeys(w for w in query_text(query).lower().split() if len(w) > 1 or not w.isascii())
+    return list(dict.fromkeys([folded, *list(words)[:MAX_TERMS]])) if folded else []
+
+
+def scan(rows: pa.Table, needles: Sequence[str], most: int = 50) -> list[Ranked]:
+    """Rows whose text has one of `needles` literally, most important first, then newest, then by id."""
+    if not needles or not rows.num_rows:
+        return []
+    text = pc.utf8_lower(rows["search_text"])
+    hit = pc.match_substring(text, needles[0])
+    for needle in needles[1:]:
+        hit = pc.or_(hit, pc.match_substring(text, needle))
+    found = rows.select(["id", "importance", "created_at"]).filter(hit)
+    order = [("importance", "descending"), ("created_at", "descending"), ("id", "ascending")]
+    ids = found.sort_by(order)["id"].slice(0, most).to_pylist()
+    return [Ranked(id=i, score=None) for i in ids]
+
+
+__all__ = ["Awaitable", "Budget", "Outcome", "Search", "scan", "scan_needles"]

@@ -1,0 +1,106 @@
+"""Index care and disk use: compaction, old versions, the vector index."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import structlog
+from lancedb.index import IvfSq
+
+from warmstart.store.reads import Inspector
+from warmstart.store.table import Table, translated
+from warmstart.store.writes import Writer
+
+log = structlog.get_logger(__name__)
+
+#: Latency follows the number of fragments: at 101 it is some four times that of one.
+MAX_SMALL_FRAGMENTS: Final = 100
+#: Each compaction adds a segment to a vector index; above this it is built anew.
+MAX_INDEX_SEGMENTS: Final = 15
+#: Files of writers that were killed are nobody's after this time.
+_ORPHAN_AGE: Final = timedelta(days=7)
+_VECTOR_INDEX: Final = "embedding_idx"
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    rows: int
+    fragments: int
+    small_fragments: int
+    unindexed_rows: int
+    version: int
+
+
+class Maintenance:
+    def __init__(self, table: Table, writer: Writer, vector_index_min_rows: int, retention_s: int) -> None:
+        self._table = table
+        self._lance = table.lance
+        self._writer = writer
+        self._min_rows = vector_index_min_rows
+        self._retention = timedelta(seconds=retention_s)
+
+    async def state(self) -> TableState:
+        with translated("read its state"):
+            stats = await self._lance.stats()
+            index = await self._lance.index_stats("search_text_idx")
+            fragments = stats["fragment_stats"]
+            return TableState(
+                rows=stats["num_rows"],
+                fragments=fragments["num_fragments"],
+                small_fragments=fragments["num_small_fragments"],
+                unindexed_rows=index.num_unindexed_rows if index else stats["num_rows"],
+                version=await self._lance.version(),
+            )
+
+    async def optimize(self) -> float:
+        """Compact, fold new rows into the indices, drop old versions; the seconds it took."""
+
+        async def run() -> float:
+            started = time.perf_counter()
+            await self._lance.optimize(cleanup_older_than=self._retention)
+            return time.perf_counter() - started
+
+        return await self._writer.change(run)
+
+    async def remove_orphans(self) -> None:
+        """Files that no version names: writers that were killed leave them."""
+
+        async def run() -> None:
+            await self._lance.optimize(cleanup_older_than=_ORPHAN_AGE, delete_unverified=True)
+
+        await self._writer.change(run)
+
+    async def care_for_vector_index(self) -> str | None:
+        """Make, rebuild or leave the vector index; what was done.
+
+        Below `vector_index_min_rows` of the largest tenant there is none, and
+        search is exact.
+        """
+        segments = await self._vector_segments()
+        if segments is None:
+            if await Inspector(self._table).largest_tenant() <= self._min_rows:
+                return None
+            action = "built"
+        elif segments <= MAX_INDEX_SEGMENTS:
+            return None
+        else:
+            action = "rebuilt"
+
+        async def run() -> None:
+            await self._lance.create_index("embedding", config=IvfSq(distance_type="cosine"), replace=True)
+
+        await self._writer.change(run)
+        return action
+
+    async def has_vector_index(self) -> bool:
+        return await self._vector_segments() is not None
+
+    async def _vector_segments(self) -> int | None:
+        with translated("read its indices"):
+            for index in await self._lance.list_indices():
+                if index.name == _VECTOR_INDEX:
+                    return int(index.num_segments or 1)
+        return None

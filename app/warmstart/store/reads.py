@@ -1,0 +1,284 @@
+"""Every read of the table: each carries the tenant's predicate, and each row that comes back is checked again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+from lancedb.query import ColumnOrdering, MatchQuery
+
+from warmstart.errors import TenantAssertion
+from warmstart.memory import ListRequest, SearchRequest
+from warmstart.store import predicates as where
+from warmstart.store.predicates import Predicate
+from warmstart.store.schema import SHOWN, Row
+from warmstart.store.table import Table, translated
+
+log = structlog.get_logger(__name__)
+
+#: Ties at the cut are resolved by reading on, to at most this many rows.
+_MAX_TIE_DEPTH: Final = 20_000
+_IVF_PROBES: Final = 20
+Order = Literal["recency", "importance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A row in one arm: `score` is better when higher, `created_us` microseconds since 1970."""
+
+    id: str
+    score: float
+    created_us: int
+
+
+def check_tenant(user_ids: Iterable[str], user_id: str) -> None:
+    """The second check: the predicate should never be wrong, so this looks anyway."""
+    if any(u != user_id for u in user_ids):
+        log.critical("tenant.assertion", tenant=user_id)
+        raise TenantAssertion("a row of another tenant came back from the store; nothing was returned")
+
+
+def filters_of(request: SearchRequest) -> list[Predicate]:
+    """The predicates of a search besides the tenant's."""
+    parts = [where.active()]
+    if request.namespace is not None:
+        parts.append(where.equals("namespace", request.namespace))
+    if request.types:
+        parts.append(where.one_of("type", request.types))
+    if request.tags:
+        parts.append(where.has_all("tags", request.tags))
+    if request.entities:
+        parts.append(where.has_all("entities", request.entities))
+    if request.source is not None:
+        parts.append(where.equals("source", request.source))
+    if request.min_importance is not None:
+        parts.append(where.compare("importance", ">=", float(request.min_importance)))
+    if request.occurred_from is not None:
+        parts.append(where.compare("occurred_at", ">=", request.occurred_from))
+    if request.occurred_to is not None:
+        parts.append(where.compare("occurred_at", "<", request.occurred_to))
+    return parts
+
+
+def filters_of_list(request: ListRequest) -> list[Predicate]:
+    parts: list[Predicate] = []
+    if request.only_deleted:
+        parts.append(where.is_not_null("deleted_at"))
+    elif not request.include_deleted:
+        parts.append(where.active())
+    if request.namespace is not None:
+        parts.append(where.equals("namespace", request.namespace))
+    if request.type is not None:
+        parts.append(where.equals("type", request.type))
+    if request.tag is not None:
+        parts.append(where.has_all("tags", [request.tag]))
+    if request.source is not None:
+        parts.append(where.equals("source", request.source))
+    return parts
+
+
+class Reader:
+    """The reads of one tenant."""
+
+    def __init__(self, table: Table, user_id: str) -> None:
+        self._lance = table.lance
+        self._user_id = user_id
+
+    def _where(self, filters: Sequence[Predicate]) -> str:
+        return where.all_of([where.tenant(self._user_id), *filters]).sql
+
+    def _checked(self, rows: pa.Table) -> pa.Table:
+        check_tenant(pc.unique(rows["user_id"]).to_pylist(), self._user_id)
+        return rows
+
+    async def vector_arm(
+        self, vector: Sequence[float], filters: Sequence[Predicate], depth: int, *, exact: bool
+    ) -> list[Candidate]:
+        """The `depth` nearest by cosine, best first; rows without a vector are not among them."""
+
+        async def fetch(limit: int) -> pa.Table:
+            query = (
+                self._lance.query()
+                .nearest_to(list(vector))
+                .column("embedding")
+                .distance_type("cosine")
+                .where(self._where(filters))
+                .limit(limit)
+                .select(["id", "user_id", "created_at", "_distance"])
+            )
+            if exact:
+                query = query.bypass_vector_index()
+            else:
+                # the default of probes drops rows of small tenants
+                query = query.minimum_nprobes(_IVF_PROBES).maximum_nprobes(0).refine_factor(2)
+            return await query.to_arrow()
+
+        return await self._arm(fetch, "_distance", -1.0, depth)
+
+    async def text_arm(self, words: str, filters: Sequence[Predicate], depth: int) -> list[Candidate]:
+        """The `depth` best by BM25, best first."""
+
+        async def fetch(limit: int) -> pa.Table:
+            query = (
+                self._lance.query()
+                .nearest_to_text(MatchQuery(words, "search_text"))
+                .where(self._where(filters))
+                .limit(limit)
+                .select(["id", "user_id", "created_at", "_score"])
+            )
+            return await query.to_arrow()
+
+        return await self._arm(fetch, "_score", 1.0, depth)
+
+    async def _arm(self, fetch: Any, column: str, sign: float, depth: int) -> list[Candidate]:
+        limit = depth + 1
+        while True:
+            with translated("search"):
+                rows = self._checked(await fetch(limit))
+            scores = rows[column].to_pylist()
+            # a tie across the cut is ordered by age and id, so all of it must be seen
+            if len(scores) < limit or scores[depth - 1] != scores[-1] or limit >= _MAX_TIE_DEPTH:
+                break
+            limit = min(limit * 4, _MAX_TIE_DEPTH)
+        created = rows["created_at"].cast(pa.int64()).to_pylist()
+        found = [
+            Candidate(i, sign * s, c)
+            for i, s, c in zip(rows["id"].to_pylist(), scores, created, strict=True)
+            if s is not None
+        ]
+        found.sort(key=lambda c: (-c.score, -c.created_us, c.id))
+        return found[:depth]
+
+    async def newest_texts(self, filters: Sequence[Predicate], limit: int) -> pa.Table:
+        """id, search_text, importance and created_at of the newest rows."""
+        with translated("search"):
+            rows = await (
+                self._lance.query()
+                .where(self._where(filters))
+                .order_by([ColumnOrdering(column_name="created_at", ascending=False)])
+                .limit(limit)
+                .select(["id", "user_id", "search_text", "importance", "created_at"])
+                .to_arrow()
+            )
+        return self._checked(rows)
+
+    async def rows(self, ids: Sequence[str], filters: Sequence[Predicate] = ()) -> dict[str, Row]:
+        """The rows of `ids` that exist, trash included unless `filters` says otherwise."""
+        if not ids:
+            return {}
+        with translated("read"):
+            rows = await (
+                self._lance.query()
+                .where(self._where([where.one_of("id", ids), *filters]))
+                .select(SHOWN)
+                .to_arrow()
+            )
+        return {row["id"]: row for row in self._checked(rows).to_pylist()}
+
+    async def page(
+        self, filters: Sequence[Predicate], order: Order, after: tuple[Any, ...] | None, limit: int
+    ) -> list[Row]:
+        """At most `limit` rows behind the keyset `after`, in `order`; holds no more than that."""
+        parts = [*filters, *([_behind(order, after)] if after else [])]
+        orderings = [
+            ColumnOrdering(column_name="created_at", ascending=False),
+            ColumnOrdering(column_name="id", ascending=True),
+        ]
+        if order == "importance":
+            orderings.insert(0, ColumnOrdering(column_name="importance", ascending=False))
+        with translated("list"):
+            rows = await (
+                self._lance.query()
+                .where(self._where(parts))
+                .order_by(orderings)
+                .limit(limit)
+                .select(SHOWN)
+                .to_arrow()
+            )
+        return self._checked(rows).to_pylist()
+
+    async def count(self, filters: Sequence[Predicate]) -> int:
+        with translated("count"):
+            return int(await self._lance.count_rows(self._where(filters)))
+
+    async def group(self, columns: Sequence[str], filters: Sequence[Predicate]) -> dict[tuple[Any, ...], int]:
+        """How many rows there are of each combination of values of `columns`, streamed."""
+        totals: dict[tuple[Any, ...], int] = {}
+        with translated("count"):
+            batches = await (
+                self._lance.query().where(self._where(filters)).select(["user_id", *columns]).to_batches()
+            )
+            async for batch in batches:
+                rows = self._checked(pa.Table.from_batches([batch]))
+                for row in rows.group_by(list(columns)).aggregate([([], "count_all")]).to_pylist():
+                    key = tuple(row[c] for c in columns)
+                    totals[key] = totals.get(key, 0) + row["count_all"]
+        return totals
+
+
+def _behind(order: Order, after: tuple[Any, ...]) -> Predicate:
+    """The rows that come after a page's last one."""
+    *importance, created_at, last_id = after
+    same = where.equals("created_at", created_at) & where.compare("id", ">", last_id)
+    later = where.compare("created_at", "<", created_at) | same
+    if order == "recency":
+        return later
+    return where.compare("importance", "<", float(importance[0])) | (
+        where.equals("importance", float(importance[0])) & later
+    )
+
+
+class Inspector:
+    """Reads over all tenants, for the worker: it learns whose rows there are, then works tenant by tenant."""
+
+    def __init__(self, table: Table) -> None:
+        self._lance = table.lance
+
+    async def queued_tenants(self, limit: int) -> list[str]:
+        """Tenants of some rows that wait for a vector; empty where none waits."""
+        with translated("read the queue"):
+            rows = await (
+                self._lance.query()
+                .where((where.equals("embedding_status", "queued") & where.active()).sql)
+                .select(["user_id"])
+                .limit(limit)
+                .to_arrow()
+            )
+        return sorted(pc.unique(rows["user_id"]).to_pylist())
+
+    async def count(self, *filters: Predicate) -> int:
+        with translated("count"):
+            return int(await self._lance.count_rows(where.all_of(list(filters)).sql if filters else None))
+
+    async def expired_ids(self, at: datetime, limit: int) -> list[str]:
+        with translated("read the trash"):
+            rows = await (
+                self._lance.query()
+                .where((where.is_not_null("deleted_at") & where.compare("expires_at", "<=", at)).sql)
+                .select(["id"])
+                .limit(limit)
+                .to_arrow()
+            )
+        return list(rows["id"].to_pylist())
+
+    async def statuses(self) -> AsyncIterator[list[tuple[str, str, str]]]:
+        """(id, user_id, embedding_status) of every row, in batches."""
+        with translated("read"):
+            batches = await self._lance.query().select(["id", "user_id", "embedding_status"]).to_batches()
+            async for batch in batches:
+                yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+    async def largest_tenant(self) -> int:
+        """Rows of the tenant that has most."""
+        totals: dict[str, int] = {}
+        with translated("count"):
+            batches = await self._lance.query().select(["user_id"]).to_batches()
+            async for batch in batches:
+                for entry in pc.value_counts(batch.column(0)).to_pylist():
+                    totals[entry["values"]] = totals.get(entry["values"], 0) + entry["counts"]
+        return max(totals.values(), default=0)

@@ -1,0 +1,140 @@
+"""The `memories` table: its 21 columns, its indices, and a row's derived values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+
+from warmstart.config import Space
+from warmstart.memory import MAX_TITLE, NewMemory
+from warmstart.store.stop_words import STOP_WORDS
+from warmstart.terms import search_text
+
+TABLE: Final = "memories"
+#: The table's own setting: the space its vectors belong to.
+SPACE_KEY: Final = b"warmstart.space"
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_STRINGS: Final = pa.list_(pa.string())
+_CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+
+Row = dict[str, Any]
+
+
+def schema(space: Space) -> pa.Schema:
+    """The Arrow schema for vectors of `space`, which is kept in the schema's metadata."""
+
+    def required(name: str, kind: pa.DataType) -> pa.Field:
+        return pa.field(name, kind, nullable=False)
+
+    return pa.schema(
+        [
+            required("id", pa.string()),
+            required("user_id", pa.string()),
+            required("namespace", pa.string()),
+            required("type", pa.string()),
+            required("title", pa.string()),
+            required("content", pa.string()),
+            required("facts", _STRINGS),
+            required("tags", _STRINGS),
+            required("entities", _STRINGS),
+            required("importance", pa.float32()),
+            required("source", pa.string()),
+            required("metadata", pa.string()),
+            required("search_text", pa.string()),
+            required("content_hash", pa.string()),
+            pa.field("embedding", pa.list_(pa.float32(), space.dim)),
+            required("embedding_status", pa.string()),
+            required("occurred_at", TIMESTAMP),
+            required("created_at", TIMESTAMP),
+            required("updated_at", TIMESTAMP),
+            pa.field("deleted_at", TIMESTAMP),
+            pa.field("expires_at", TIMESTAMP),
+        ],
+        metadata={SPACE_KEY: space.to_json().encode()},
+    )
+
+
+COLUMNS: Final = tuple(schema(Space("", "", 1, "", "")).names)
+#: What a caller may see of a row, and the tenant it is checked by.
+SHOWN: Final = [c for c in COLUMNS if c not in ("search_text", "embedding")]
+BTREE_COLUMNS: Final = ("user_id", "id", "content_hash")
+#: `icu` keeps identifiers whole and segments Chinese, Japanese and Thai; the parts are in `search_text`.
+FTS_OPTIONS: Final[dict[str, Any]] = {
+    "base_tokenizer": "icu",
+    "language": "English",
+    "stem": True,
+    "remove_stop_words": True,
+    "custom_stop_words": sorted(STOP_WORDS),
+    "ascii_folding": True,
+    "lower_case": True,
+    "max_token_length": 128,
+    "with_position": False,
+}
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def new_id() -> str:
+    """`mem_` and a UUIDv7 in Crockford base32: ids of later milliseconds sort later."""
+    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return "mem_" + "".join(_CROCKFORD[value >> shift & 31] for shift in range(125, -5, -5))
+
+
+def content_hash(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def title_of(content: str) -> str:
+    """The first line that says something, cut to a title's length."""
+    line = next((stripped for raw in content.splitlines() if (stripped := raw.strip())), "")
+    return (line or content.strip() or content)[:MAX_TITLE]
+
+
+def derived(row: Row) -> dict[str, str]:
+    """The columns that follow from the others."""
+    return {
+        "content_hash": content_hash(row["content"]),
+        "search_text": search_text(
+            row["title"], row["content"], row["facts"], row["tags"], row["entities"], row["type"]
+        ),
+    }
+
+
+def encode_metadata(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def row_of(new: NewMemory, user_id: str, at: datetime) -> Row:
+    """A new row without a vector."""
+    row: Row = {
+        "id": new_id(),
+        "user_id": user_id,
+        "namespace": new.namespace,
+        "type": new.type,
+        "title": new.title or title_of(new.content),
+        "content": new.content,
+        "facts": list(new.facts),
+        "tags": list(new.tags),
+        "entities": list(new.entities),
+        "importance": new.importance,
+        "source": new.source,
+        "metadata": encode_metadata(new.metadata),
+        "embedding": None,
+        "embedding_status": "queued",
+        "occurred_at": new.occurred_at or at,
+        "created_at": at,
+        "updated_at": at,
+        "deleted_at": None,
+        "expires_at": None,
+    }
+    return row | derived(row)

@@ -1,0 +1,463 @@
+"""Every change to the table.
+
+All changes of a process go through one queue. Its writer takes the lock, looks
+at what other processes committed, checks, writes, syncs the disk once, and only
+then answers everyone in the group: many small saves make one version of the
+table and share one sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import structlog
+
+from warmstart.errors import Conflict, Duplicate, Expired, NotFound, Problem, Stale, StoreUnavailable
+from warmstart.store import predicates as where
+from warmstart.store.lock import sync_filesystem
+from warmstart.store.predicates import Predicate
+from warmstart.store.reads import Reader, check_tenant
+from warmstart.store.schema import Row, derived, now, schema
+from warmstart.store.table import Table, store_problem
+
+log = structlog.get_logger(__name__)
+
+MAX_PENDING: Final = 1_000
+#: Rows that one group inserts; it also bounds the predicate of the duplicate check.
+MAX_GROUP_ROWS: Final = 500
+#: In a group, changes that each make a version of their own.
+MAX_GROUP_CHANGES: Final = 16
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """`duplicate` of the active row that has this content already, else `id` is new."""
+
+    id: str
+    duplicate: bool
+
+
+@dataclass(slots=True)
+class _Insert:
+    rows: list[Row]
+    done: asyncio.Future[list[Inserted]]
+
+
+@dataclass(slots=True)
+class _Change:
+    run: Callable[[], Awaitable[Any]]
+    done: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class _Group:
+    inserts: list[_Insert] = field(default_factory=list)
+    changes: list[_Change] = field(default_factory=list)
+    rows: int = 0
+
+    def full(self) -> bool:
+        return self.rows >= MAX_GROUP_ROWS or len(self.changes) >= MAX_GROUP_CHANGES
+
+    def futures(self) -> list[asyncio.Future[Any]]:
+        return [op.done for op in (*self.inserts, *self.changes)]
+
+
+class Writer:
+    """The queue and its one coroutine. Callers may be cancelled; a write that began is finished."""
+
+    def __init__(self, table: Table, configured_dim: int, vectors_allowed: bool) -> None:
+        self._table = table
+        self._lance = table.lance
+        self._dim = configured_dim
+        self._vectors_allowed = vectors_allowed
+        self._schema = schema(table.space)
+        self._queue: asyncio.Queue[_Insert | _Change] = asyncio.Queue(MAX_PENDING)
+        self._task: asyncio.Task[None] | None = None
+        self.wrote = asyncio.Event()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="store-writer")
+
+    async def close(self) -> None:
+        """What was accepted is written first."""
+        if self._task:
+            await self._queue.join()
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def insert(self, rows: Sequence[Row]) -> list[Inserted]:
+        """Each row once: a row whose content is active in its tenant and namespace is skipped and reported."""
+        for row in rows:
+            self._check_vector(row)
+        done: asyncio.Future[list[Inserted]] = asyncio.get_running_loop().create_future()
+        return await self._submit(_Insert(list(rows), done), done)
+
+    async def change(self, run: Callable[[], Awaitable[T]]) -> T:
+        """Run `run` under the lock, on the newest version; answered after the sync."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        return await self._submit(_Change(run, done), done)
+
+    async def _submit(self, operation: _Insert | _Change, done: asyncio.Future[T]) -> T:
+        try:
+            self._queue.put_nowait(operation)
+        except asyncio.QueueFull:
+            raise StoreUnavailable(
+                f"{MAX_PENDING} writes are waiting already; nothing was written, try again", retry_after=1
+            ) from None
+        return await asyncio.shield(done)
+
+    def _check_vector(self, row: Row) -> None:
+        vector = row["embedding"]
+        if vector is None:
+            return
+        if not self._vectors_allowed:
+            row.update(embedding=None, embedding_status="queued")
+        elif len(vector) != self._dim:
+            raise ValueError(f"a vector of {len(vector)} numbers can't go into a table of width {self._dim}")
+
+    # -- the writer's own coroutine
+
+    async def _run(self) -> None:
+        while True:
+            group = _Group()
+            self._take(group, await self._queue.get())
+            while not group.full() and not self._queue.empty():
+                self._take(group, self._queue.get_nowait())
+            try:
+                await self._write(group)
+            except BaseException as error:
+                problem = error if isinstance(error, Problem) else store_problem("write", error)
+                for future in group.futures():
+                    if not future.done():
+                        future.set_exception(problem)
+                        # a caller that went away leaves nobody to look at it
+                        future.exception()
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                for _ in group.futures():
+                    self._queue.task_done()
+
+    @staticmethod
+    def _take(group: _Group, operation: _Insert | _Change) -> None:
+        if isinstance(operation, _Insert):
+            group.inserts.append(operation)
+            group.rows += len(operation.rows)
+        else:
+            group.changes.append(operation)
+
+    async def _write(self, group: _Group) -> None:
+        answers: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
+        async with self._table.lock.hold():
+            await self._lance.checkout_latest()
+            if group.inserts:
+                try:
+                    inserted = await self._insert([row for op in group.inserts for row in op.rows])
+                    for op in group.inserts:
+                        answers.append((op.done, inserted[: len(op.rows)], None))
+                        inserted = inserted[len(op.rows) :]
+                except Exception as error:
+                    answers += [(op.done, None, error) for op in group.inserts]
+            for change in group.changes:
+                try:
+                    answers.append((change.done, await change.run(), None))
+                except Exception as error:
+                    answers.append((change.done, None, error))
+            directory = self._table.directory
+            if directory is not None:
+                await asyncio.to_thread(sync_filesystem, directory)
+        self.wrote.set()
+        for future, answer, failure in answers:
+            if future.done():
+                continue
+            if failure is None:
+                future.set_result(answer)
+            else:
+                future.set_exception(
+                    failure if isinstance(failure, Problem) else store_problem("write", failure)
+                )
+                future.exception()
+
+    async def _insert(self, rows: list[Row]) -> list[Inserted]:
+        known = await self._active_hashes(rows)
+        fresh: list[Row] = []
+        answers: list[Inserted] = []
+        for row in rows:
+            key = (row["user_id"], row["namespace"], row["content_hash"])
+            if (there := known.get(key)) is not None:
+                answers.append(Inserted(there, True))
+                continue
+            known[key] = row["id"]
+            fresh.append(row)
+            answers.append(Inserted(row["id"], False))
+        if fresh:
+            await self._lance.add(pa.Table.from_pylist(fresh, schema=self._schema))
+        return answers
+
+    async def _active_hashes(self, rows: list[Row]) -> dict[tuple[str, str, str], str]:
+        """(user, namespace, hash) → id of the active rows with these hashes: one query a group."""
+        by_tenant: dict[str, list[Row]] = {}
+        for row in rows:
+            by_tenant.setdefault(row["user_id"], []).append(row)
+        wanted = [
+            where.tenant(user_id)
+            & where.one_of("namespace", sorted({r["namespace"] for r in own}))
+            & where.one_of("content_hash", sorted({r["content_hash"] for r in own}))
+            for user_id, own in by_tenant.items()
+        ]
+        # the hashes stand once more outside the ORs, where the index on them is used
+        hashes = where.one_of("content_hash", sorted({r["content_hash"] for r in rows}))
+        found = await (
+            self._lance.query()
+            .where(where.all_of([hashes, where.active(), where.any_of(wanted)]).sql)
+            .select(["id", "user_id", "namespace", "content_hash"])
+            .to_arrow()
+        )
+        known: dict[tuple[str, str, str], str] = {}
+        for row in found.to_pylist():
+            if row["user_id"] not in by_tenant:
+                check_tenant([row["user_id"]], next(iter(by_tenant)))
+            known[(row["user_id"], row["namespace"], row["content_hash"])] = row["id"]
+        return known
+
+
+class TenantWriter:
+    """The changes of one tenant."""
+
+    def __init__(self, table: Table, writer: Writer, user_id: str, trash: timedelta) -> None:
+        self._lance = table.lance
+        self._writer = writer
+        self._user_id = user_id
+        self._reader = Reader(table, user_id)
+        self._trash = trash
+
+    async def edit(self, memory_id: str, values: Row, if_match: str | None, etag: Callable[[Row], str]) -> Row:
+        """Set `values` in place. New content recomputes what derives from it and queues its vector anew."""
+
+        async def run() -> Row:
+            row = await self._one(memory_id)
+            if row["deleted_at"] is not None:
+                raise Conflict(f"{memory_id} is in the trash: restore it first", id=memory_id)
+            _check_match(row, if_match, etag)
+            changed = {k: v for k, v in values.items() if row[k] != v}
+            if not changed:
+                return row
+            after = row | changed
+            changed |= derived(after)
+            if changed["content_hash"] != row["content_hash"]:
+                changed |= {"embedding": None, "embedding_status": "queued"}
+            if (changed["content_hash"], after["namespace"]) != (row["content_hash"], row["namespace"]):
+                await self._refuse_second(changed["content_hash"], after["namespace"], memory_id)
+            return await self._update(row, changed)
+
+        return await self._writer.change(run)
+
+    async def delete(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> Row:
+        """To the trash; a row that is there already stays as it is."""
+
+        async def run() -> Row:
+            row = await self._one(memory_id)
+            _check_match(row, if_match, etag)
+            if row["deleted_at"] is not None:
+                return row
+            at = now()
+            return await self._update(row, {"deleted_at": at, "expires_at": at + self._trash})
+
+        return await self._writer.change(run)
+
+    async def delete_for_good(self, memory_id: str) -> None:
+        async def run() -> None:
+            await self._one(memory_id)
+            await self._lance.delete(self._row(memory_id))
+
+        await self._writer.change(run)
+
+    async def restore(self, memory_id: str) -> Row:
+        async def run() -> Row:
+            row = await self._one(memory_id)
+            if row["deleted_at"] is None:
+                return row
+            if row["expires_at"] <= now():
+                raise Expired(
+                    f"{memory_id} could be restored until {row['expires_at'].isoformat()}", id=memory_id
+                )
+            await self._refuse_second(row["content_hash"], row["namespace"], memory_id)
+            return await self._update(row, {"deleted_at": None, "expires_at": None})
+
+        return await self._writer.change(run)
+
+    async def rename_namespace(self, name: str, to: str) -> int:
+        """How many rows moved, trash included; refused where `to` has any row."""
+
+        async def run() -> int:
+            own = where.tenant(self._user_id)
+            if not await self._lance.count_rows((own & where.equals("namespace", name)).sql):
+                raise NotFound(f"no namespace {name!r}")
+            if await self._lance.count_rows((own & where.equals("namespace", to)).sql):
+                raise Conflict(f"the namespace {to!r} exists already; pick another name", field="name")
+            return await self._update_all(
+                where.equals("namespace", name), {"namespace": to, "updated_at": now()}
+            )
+
+        return await self._writer.change(run)
+
+    async def delete_namespace(self, name: str) -> int:
+        """How many active rows went to the trash."""
+
+        async def run() -> int:
+            own = where.tenant(self._user_id) & where.equals("namespace", name)
+            if not await self._lance.count_rows(own.sql):
+                raise NotFound(f"no namespace {name!r}")
+            at = now()
+            return await self._update_all(
+                where.equals("namespace", name) & where.active(),
+                {"deleted_at": at, "expires_at": at + self._trash, "updated_at": at},
+            )
+
+        return await self._writer.change(run)
+
+    def _row(self, memory_id: str) -> str:
+        return (where.tenant(self._user_id) & where.equals("id", memory_id)).sql
+
+    async def _one(self, memory_id: str) -> Row:
+        row = (await self._reader.rows([memory_id])).get(memory_id)
+        if row is None:
+            raise NotFound(f"no memory {memory_id}", id=memory_id)
+        return row
+
+    async def _refuse_second(self, content_hash: str, namespace: str, but: str) -> None:
+        same = [where.active(), where.equals("namespace", namespace), where.equals("content_hash", content_hash)]
+        for row in await self._reader.page(same, "recency", None, 2):
+            if row["id"] != but:
+                raise Duplicate(
+                    f"{row['id']} in namespace {namespace!r} has this content already", id=row["id"]
+                )
+
+    async def _update(self, row: Row, changed: Row) -> Row:
+        # strictly later than before, so that an ETag never names two states
+        changed["updated_at"] = max(now(), row["updated_at"] + timedelta(microseconds=1))
+        await self._lance.update(where=self._row(row["id"]), updates_sql=_assignments(changed))
+        return {k: v for k, v in (row | changed).items() if k in row}
+
+    async def _update_all(self, rows: Predicate, changed: Row) -> int:
+        result = await self._lance.update(
+            where=(where.tenant(self._user_id) & rows).sql, updates_sql=_assignments(changed)
+        )
+        return int(result.rows_updated)
+
+
+def _check_match(row: Row, if_match: str | None, etag: Callable[[Row], str]) -> None:
+    if if_match and if_match != "*" and etag(row) not in [part.strip() for part in if_match.split(",")]:
+        raise Stale(
+            f"{row['id']} changed since it was read: read it again and repeat the change", id=row["id"]
+        )
+
+
+def _assignments(values: Row) -> dict[str, str]:
+    return {column: where.literal(value) for column, value in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A vector for the row `id`, made from the content that has `content_hash`."""
+
+    id: str
+    user_id: str
+    content_hash: str
+    values: Sequence[float]
+
+
+class BackfillWriter:
+    """The worker's changes."""
+
+    def __init__(self, table: Table, writer: Writer, dim: int) -> None:
+        self._table = table
+        self._lance = table.lance
+        self._writer = writer
+        self._dim = dim
+        self._schema = schema(table.space)
+
+    async def set_vectors(self, user_id: str, vectors: Sequence[Vector]) -> list[str]:
+        """Ids whose vector was written: those whose content is still the one that was embedded."""
+        for vector in vectors:
+            if len(vector.values) != self._dim or self._dim != self._table.space.dim:
+                raise ValueError(
+                    f"a vector of {len(vector.values)} numbers can't go into a table of width {self._table.space.dim}"
+                )
+        made = {v.id: v for v in vectors}
+
+        async def run() -> list[str]:
+            rows = (
+                await self._lance.query()
+                .where(
+                    where.all_of(
+                        [
+                            where.tenant(user_id),
+                            where.one_of("id", sorted(made)),
+                            where.equals("embedding_status", "queued"),
+                        ]
+                    ).sql
+                )
+                .select([f.name for f in self._schema if f.name != "embedding"])
+                .to_arrow()
+            ).to_pylist()
+            check_tenant((r["user_id"] for r in rows), user_id)
+            fresh = [
+                row | {"embedding": list(made[row["id"]].values), "embedding_status": "ready"}
+                for row in rows
+                if row["content_hash"] == made[row["id"]].content_hash
+            ]
+            if fresh:
+                table = pa.Table.from_pylist(fresh, schema=self._schema)
+                await self._lance.merge_insert("id").when_matched_update_all().execute(table)
+            return [row["id"] for row in fresh]
+
+        return await self._writer.change(run)
+
+    async def set_failed(self, user_id: str, hashes: dict[str, str]) -> None:
+        """Give up on the rows `id → content_hash`, where their content is still that."""
+
+        async def run() -> None:
+            await self._lance.update(
+                where=where.all_of(
+                    [
+                        where.tenant(user_id),
+                        where.one_of("id", sorted(hashes)),
+                        where.one_of("content_hash", sorted(set(hashes.values()))),
+                        where.equals("embedding_status", "queued"),
+                    ]
+                ).sql,
+                updates_sql=_assignments({"embedding_status": "failed"}),
+            )
+
+        await self._writer.change(run)
+
+    async def retry_failed(self) -> int:
+        """Queue every failed row again; how many."""
+
+        async def run() -> int:
+            result = await self._lance.update(
+                where=where.equals("embedding_status", "failed").sql,
+                updates_sql=_assignments({"embedding_status": "queued"}),
+            )
+            return int(result.rows_updated)
+
+        return await self._writer.change(run)
+
+    async def purge(self, ids: Sequence[str], at: datetime) -> None:
+        """Remove the rows of `ids` whose time in the trash is over; one restored meanwhile stays."""
+
+        async def run() -> None:
+            expired = where.is_not_null("deleted_at") & where.compare("expires_at", "<=", at)
+            await self._lance.delete((where.one_of("id", list(ids)) & expired).sql)
+
+        await self._writer.change(run)

@@ -1,0 +1,1 @@
+"""The HTTP surface: REST, the way in for MCP, health and metrics."""
