@@ -14,7 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from warmstart.errors import ConfigError
 
@@ -73,7 +81,9 @@ class Settings(BaseModel):
     host: str = Field("127.0.0.1", description="Address the API listens on.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(DEFAULT_PORT, description="Port the API listens on.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
-    log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal, else JSON.")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto: console on a terminal, else JSON."
+    )
 
     lancedb_uri: str = Field("", description="LanceDB directory or object store; empty: under WARMSTART_HOME.")
     database_url: SecretStr = Field(SecretStr(""), description="Postgres DSN; empty: embedded binaries.")
@@ -85,15 +95,23 @@ class Settings(BaseModel):
     embedding_enabled: Bool = Field(True, description="False: search is text only, mode `keyword`, not degraded.")
     embedding_dim: Annotated[int, Field(ge=1, le=8192)] = Field(384, description="Width of the vectors.")
     embed_model: str = Field(DEFAULT_MODEL, min_length=1, description="Model asked of the provider.")
-    embed_revision: str = Field("", description="Revision of the model; empty: the pinned one, or the local embedder's.")
-    embed_doc_prefix: str | None = Field(None, description='Prefix of stored texts; unset: "passage: " for e5, else none.')
+    embed_revision: str = Field(
+        "", description="Revision of the model; empty: the pinned one, or the local embedder's."
+    )
+    embed_doc_prefix: str | None = Field(
+        None, description='Prefix of stored texts; unset: "passage: " for e5, else none.'
+    )
     embed_query_prefix: str | None = Field(None, description='Prefix of queries; unset: "query: " for e5, else none.')
-    embed_batch_size: Annotated[int, Field(ge=1, le=2048)] = Field(32, description="Texts a provider takes in one request.")
+    embed_batch_size: Annotated[int, Field(ge=1, le=2048)] = Field(
+        32, description="Texts a provider takes in one request."
+    )
     embed_max_attempts: Positive = Field(5, description="Tries before a text that fails alone is marked failed.")
 
     default_limit: Annotated[int, Field(ge=1, le=50)] = Field(10, description="Hits of a search that names no limit.")
     max_limit: Annotated[int, Field(ge=1, le=50)] = Field(50, description="Most hits a search may ask for.")
-    fetch_depth: Annotated[int, Field(ge=50, le=50)] = Field(50, description="Rows an arm ranks; a constant of the score.")
+    fetch_depth: Annotated[int, Field(ge=50, le=50)] = Field(
+        50, description="Rows an arm ranks; a constant of the score."
+    )
     scan_rows: Positive = Field(20_000, description="Newest rows the substring scan reads.")
     vector_index_min_rows: Positive = Field(
         50_000, description="A tenant above this is searched through a vector index; below, search is exact."
@@ -112,7 +130,9 @@ class Settings(BaseModel):
     rate_limit_per_minute: Positive = Field(600, description="Requests a minute a key.")
     login_failures_per_minute: Positive = Field(60, description="Failed logins a minute an address.")
     max_concurrent_requests: Positive = Field(256, description="Requests served at once; more are 503.")
-    allowed_hosts: Strings = Field(default_factory=list, description="Host names served besides loopback, comma-separated.")
+    allowed_hosts: Strings = Field(
+        default_factory=list, description="Host names served besides loopback, comma-separated."
+    )
     trusted_proxies: Strings = Field(default_factory=list, description="Addresses whose X-Forwarded-For is believed.")
 
     trash_days: Positive = Field(30, description="Days a deleted memory can be restored.")

@@ -12,8 +12,8 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -22,14 +22,14 @@ import httpx
 
 from warmstart.circuit import Circuit
 from warmstart.config import Settings
-from warmstart.embedding_wire import request_body, unit, vectors_of
+from warmstart.embedding_wire import Result, Throttled, Vector, fetch, pack, unpack
 from warmstart.errors import CacheUnavailable, EmbeddingError
 from warmstart.upstash import Cache
 
 #: Requests under way at once, for queries and for documents each; further ones wait.
 MAX_REQUESTS: Final = 16
-#: An honest answer is smaller: some 25 bytes a number, 8,192 numbers a text, 32 texts in a request.
-MAX_RESPONSE_BYTES: Final = 64 * 2**20
+#: A cache notes by itself that it is slow; cut off by us it would not, and be asked for ever.
+CACHE_GRACE_S: Final = 0.05
 #: Writes to the cache under way at once; further ones are left out.
 MAX_CACHE_WRITES: Final = 64
 #: Between tries to reach a provider that has just died.
@@ -43,8 +43,6 @@ _REFUSED: Final = frozenset({"status-400", "status-413", "status-422"})
 _SUSPECT: Final = _REFUSED | {"status-500", "reset", "not-finite", "zero-norm"}
 _AWAY: Final = frozenset({"unreachable", "reset", "circuit-open"})
 
-Result = list[float] | EmbeddingError
-
 
 @dataclass(slots=True)
 class _Lane:
@@ -57,7 +55,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Flight:
-    task: asyncio.Task[list[float]]
+    task: asyncio.Task[Vector]
     waiters: int = 0
 
 
@@ -72,23 +70,20 @@ class Embedder:
         base_url: str,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.space = settings.space
+        self.space = space = settings.space
         self._settings = settings
         self._cache = cache
+        self._cache_wait_s = settings.cache_budget_ms / 1000 + CACHE_GRACE_S
         self._url = base_url.rstrip("/") + "/embeddings"
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key := settings.openai_api_key.get_secret_value():
             headers["authorization"] = f"Bearer {key}"
         # No timeouts of httpx's own: each request stands under the caller's one budget.
         self._http = httpx.AsyncClient(headers=headers, transport=transport, timeout=None)  # noqa: S113
-        self._queries = _Lane(
-            self.space.query_prefix, Circuit("embeddings.query"), asyncio.Semaphore(MAX_REQUESTS)
-        )
-        self._documents = _Lane(
-            self.space.doc_prefix, Circuit("embeddings.document"), asyncio.Semaphore(MAX_REQUESTS)
-        )
+        self._queries = _Lane(space.query_prefix, Circuit("query"), asyncio.Semaphore(MAX_REQUESTS))
+        self._documents = _Lane(space.doc_prefix, Circuit("document"), asyncio.Semaphore(MAX_REQUESTS))
         self._flights: dict[str, _Flight] = {}
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._trouble: tuple[str, datetime] | None = None
 
@@ -99,7 +94,7 @@ class Embedder:
 
     @property
     def reason(self) -> str:
-        """Why not healthy, as the last error's stable word."""
+        """The stable word of what is wrong, or nothing."""
         return self._trouble[0] if self._trouble else ""
 
     @property
@@ -109,21 +104,20 @@ class Embedder:
 
     async def close(self) -> None:
         self._closed = True
-        tasks: list[asyncio.Task[Any]] = [flight.task for flight in self._flights.values()]
-        tasks.extend(self._writes)
+        tasks = [*(flight.task for flight in self._flights.values()), *self._writes]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._http.aclose()
 
-    async def embed_query(self, query: str, timeout_s: float) -> list[float]:
+    async def embed_query(self, query: str, timeout_s: float) -> Vector:
         """The query's vector, from the cache where it is there. Raises EmbeddingError.
 
         Hand the budget over in `timeout_s` instead of cancelling from outside:
         only so can a slow provider be told from a caller who left.
         """
         deadline = _now() + timeout_s
-        key = _cache_key("ws:q:", [*self._identity, self._queries.prefix, query])
+        key = self._key("ws:q:", self._queries.prefix, query)
         joined = key in self._flights
         try:
             return await self._share(key, query, timeout_s)
@@ -133,7 +127,7 @@ class Embedder:
         # The request that was joined began earlier and ran out of its time, not of ours.
         return await self._share(key, query, deadline - _now())
 
-    async def embed_documents(self, texts: Sequence[str], timeout_s: float) -> list[list[float]]:
+    async def embed_documents(self, texts: Sequence[str], timeout_s: float) -> list[Vector]:
         """A vector for each text, in order. Raises the first text's EmbeddingError where any has one."""
         vectors = []
         for result in await self.embed_each(texts, timeout_s):
@@ -145,29 +139,20 @@ class Embedder:
     async def embed_each(self, texts: Sequence[str], timeout_s: float) -> list[Result]:
         """A vector or its own error for each text, in order; never raises EmbeddingError."""
         deadline = _now() + timeout_s
-        prefix = self._documents.prefix
-        keys = [_cache_key("ws:e:", [*self._identity, prefix, _sha256(text)]) for text in texts]
-        results: dict[str, Result] = {**await self._cached(list(dict.fromkeys(keys)), deadline)}
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in results}
-        fresh = dict(
-            zip(
-                missing,
-                await self._in_parts(
-                    self._documents, list(missing.values()), self._settings.embed_batch_size, deadline
-                ),
-                strict=True,
-            )
+        keys = [self._key("ws:e:", self._documents.prefix, _sha256(text)) for text in texts]
+        known: dict[str, Result] = {**await self._cached(list(dict.fromkeys(keys)), deadline)}
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+        results = await self._in_parts(
+            self._documents, list(missing.values()), self._settings.embed_batch_size, deadline
         )
-        results.update(fresh)
-        self._store(
-            {key: vector for key, vector in fresh.items() if isinstance(vector, list)},
-            self._settings.embedding_cache_ttl_s,
-        )
-        return [results[key] for key in keys]
+        fresh = dict(zip(missing, results, strict=True))
+        self._store(fresh.items(), self._settings.embedding_cache_ttl_s)
+        known.update(fresh)
+        return [known[key] for key in keys]
 
     # One request for all who ask the same at the same time.
 
-    async def _share(self, key: str, query: str, timeout_s: float) -> list[float]:
+    async def _share(self, key: str, query: str, timeout_s: float) -> Vector:
         flight = self._flights.get(key)
         if flight is None:
             # It may outlive a caller with less time: the vector still serves the next one.
@@ -181,29 +166,29 @@ class Embedder:
         except asyncio.CancelledError:
             if flight.waiters == 1:
                 flight.task.cancel()
+                self._flights.pop(key, None)
             raise
         finally:
             flight.waiters -= 1
         if not flight.task.done():
             raise EmbeddingError("timeout", f"no vector within {timeout_s:.3f} s")
         if flight.task.cancelled():
-            raise EmbeddingError("closed", "the request was given up")
+            raise EmbeddingError("closed", "the embedder was closed meanwhile")
         return flight.task.result()
 
-    def _landed(self, key: str, task: asyncio.Task[list[float]]) -> None:
-        flight = self._flights.get(key)
-        if flight is not None and flight.task is task:
+    def _landed(self, key: str, task: asyncio.Task[Vector]) -> None:
+        if (flight := self._flights.get(key)) and flight.task is task:
             del self._flights[key]
         if not task.cancelled():
             task.exception()  # seen, even where nobody waits any more
 
-    async def _query_vector(self, key: str, query: str, deadline: float) -> list[float]:
+    async def _query_vector(self, key: str, query: str, deadline: float) -> Vector:
         if vector := (await self._cached([key], deadline)).get(key):
             return vector
         [result] = await self._embed(self._queries, [query], deadline)
         if isinstance(result, EmbeddingError):
             raise result
-        self._store({key: result}, self._settings.query_cache_ttl_s)
+        self._store([(key, result)], self._settings.query_cache_ttl_s)
         return result
 
     # Batches, and finding the text at fault in one.
@@ -219,9 +204,7 @@ class Embedder:
                 results += await self._embed(lane, part, deadline)
         return results
 
-    async def _embed(
-        self, lane: _Lane, texts: list[str], deadline: float, *, again: bool = False
-    ) -> list[Result]:
+    async def _embed(self, lane: _Lane, texts: list[str], deadline: float, *, again: bool = False) -> list[Result]:
         try:
             return await self._request(lane, texts, deadline)
         except EmbeddingError as error:
@@ -230,7 +213,7 @@ class Embedder:
             return [failure] * len(texts)
         died = failure.reason == "reset"
         if len(texts) > 1:
-            # Each death costs a restart, a refusal only a request.
+            # A death costs a restart, a refusal only one more request.
             size = 1 if died else (len(texts) + 1) // 2
             return await self._in_parts(lane, texts, size, deadline)
         if died and not again:
@@ -243,28 +226,109 @@ class Embedder:
             try:
                 await self._request(lane, [PROBE], deadline, harmless=frozenset())
             except EmbeddingError as error:
-                if failure.reason != "reset" or error.reason not in _AWAY or _now() + RETRY_S >= deadline:
+                patient = failure.reason == "reset" and error.reason in _AWAY
+                if not patient or _now() + RETRY_S >= deadline:
                     return False
             else:
                 return True
             await asyncio.sleep(RETRY_S)
 
+    # One request, under the circuit and the deadline.
+
     async def _request(
         self, lane: _Lane, texts: list[str], deadline: float, *, harmless: frozenset[str] = _REFUSED
     ) -> list[Result]:
-        """One request. Raises EmbeddingError where no text got a vector; `harmless` ones leave the circuit be."""
-        with self._attempt(lane, harmless):
+        """Raises EmbeddingError where no text got a vector; `harmless` ones don't count as failures."""
+        async with self._attempt(lane, harmless):
             try:
                 async with asyncio.timeout_at(deadline), lane.slots:
-                    body = await self._post(request_body(self.space.model, [lane.prefix + t for t in texts]))
+                    prefixed = [lane.prefix + text for text in texts]
+                    results = await fetch(self._http, self._url, self.space.model, prefixed, self.space.dim)
             except TimeoutError:
                 raise EmbeddingError("timeout", "no answer within its time") from None
-            results: list[Result] = []
-            for found in vectors_of(body, len(texts), self.space.dim):
-                try:
-                    results.append(unit(found))
-                except EmbeddingError as error:
-                    results.append(EmbeddingError(error.reason, str(error), text_at_fault=True))
             if all(isinstance(result, EmbeddingError) for result in results):
-                raise EmbeddingError(str(getattr(results[0], "reason", "malformed")), "in every vector")
+                raise EmbeddingError(getattr(results[0], "reason", "malformed"), "no vector is usable")
             return results
+
+    @asynccontextmanager
+    async def _attempt(self, lane: _Lane, harmless: frozenset[str]) -> AsyncIterator[None]:
+        if self._closed:
+            raise EmbeddingError("closed", "the embedder is closed")
+        admission = lane.circuit.admit()
+        if admission is None:
+            raise EmbeddingError("circuit-open", f"the provider is left alone after {self.reason}")
+        try:
+            yield
+        except EmbeddingError as error:
+            if error.reason in harmless:
+                lane.circuit.released(admission)
+                raise
+            if self._trouble is None or self._trouble[0] != error.reason:
+                self._trouble = (error.reason, self.since or datetime.now(UTC))
+            lane.circuit.failed(admission, error.reason)
+            if isinstance(error, Throttled):
+                for each in (self._queries, self._documents):
+                    each.circuit.hold(error.reason, error.hold_s)
+            raise
+        except BaseException:
+            lane.circuit.released(admission)
+            raise
+        self._trouble = None
+        lane.circuit.succeeded()
+
+    # The cache: whatever goes wrong with it, the provider is asked instead.
+
+    def _key(self, kind: str, prefix: str, text: str) -> str:
+        space = self.space
+        return kind + _sha256(json.dumps([space.model, space.revision, space.dim, prefix, text]))
+
+    async def _cached(self, keys: list[str], deadline: float) -> dict[str, Vector]:
+        if not keys:
+            return {}
+        try:
+            async with asyncio.timeout_at(min(_now() + self._cache_wait_s, deadline)):
+                [values] = await self._cache.pipeline(("MGET", *keys))
+        except (CacheUnavailable, TimeoutError, ValueError):
+            return {}
+        if not isinstance(values, list) or len(values) != len(keys):
+            return {}
+        found = ((key, self._read(value)) for key, value in zip(keys, values, strict=True))
+        return {key: vector for key, vector in found if vector}
+
+    def _read(self, value: Any) -> Vector | None:
+        """The vector in a cached value; None, a miss, where it is not one of this width and unit length."""
+        if not isinstance(value, str):
+            return None
+        try:
+            vector = unpack(base64.b64decode(value, validate=True))
+        except (ValueError, struct.error):
+            return None
+        usable = len(vector) == self.space.dim and abs(math.hypot(*vector) - 1) < 1e-3
+        return vector if usable else None
+
+    def _store(self, results: Iterable[tuple[str, Result]], ttl_s: int) -> None:
+        """In the background: nobody waits for a write to the cache."""
+        commands = [
+            ("SET", key, base64.b64encode(pack(result)).decode(), "EX", ttl_s)
+            for key, result in results
+            if isinstance(result, list)
+        ]
+        if commands and not self._closed and len(self._writes) < MAX_CACHE_WRITES:
+            task = asyncio.create_task(self._write(commands))
+            self._writes.add(task)
+            task.add_done_callback(self._writes.discard)
+
+    async def _write(self, commands: Sequence[tuple[str | int | float, ...]]) -> None:
+        try:
+            async with asyncio.timeout(self._cache_wait_s):
+                await self._cache.pipeline(*commands)
+        except (CacheUnavailable, TimeoutError):
+            pass
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

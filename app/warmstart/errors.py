@@ -181,6 +181,4 @@ class DiskFull(Problem):
     status, type, title = 507, "disk-full", "The disk is full"
 
 
-PROBLEMS: dict[str, type[Problem]] = {
-    cls.type: cls for cls in Problem.__subclasses__()
-}
+PROBLEMS: dict[str, type[Problem]] = {cls.type: cls for cls in Problem.__subclasses__()}

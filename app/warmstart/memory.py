@@ -187,9 +187,9 @@ class SearchRequest(Request):
     occurred_from: Instant | None = Field(None, description="Inclusive.")
     occurred_to: Instant | None = Field(None, description="Exclusive.")
     limit: Limit = DEFAULT_LIMIT
-    min_score: (
-        Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_score_possible)] | None
-    ) = Field(None, description="Scores lie between 0.00909 and 0.03279.")
+    min_score: Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_score_possible)] | None = Field(
+        None, description="Scores lie between 0.00909 and 0.03279."
+    )
 
     @model_validator(mode="after")
     def _window(self) -> SearchRequest:
@@ -361,7 +361,7 @@ class MemoryAPI(Protocol):
     async def get(self, memory_id: str) -> Memory: ...
     async def list(self, request: ListRequest) -> Page: ...
     async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory: ...
-    async def delete(self, memory_id: str, *, hard: bool = False) -> None: ...
+    async def delete(self, memory_id: str, *, hard: bool = False, if_match: str | None = None) -> None: ...
     async def restore(self, memory_id: str) -> Memory: ...
     async def counts(self) -> Counts: ...
     async def namespaces(self) -> Namespaces: ...
@@ -404,9 +404,9 @@ def _fault(error: Any) -> dict[str, Any]:
     fault: dict[str, Any] = {"field": field, "problem": error["msg"].removeprefix("Value error, ")}
     if kind in ("missing", "extra_forbidden"):
         fault["fault"] = kind
-    elif kind.endswith("_type") or (kind == "value_error" and "in a string" in error["msg"]):
-        fault["fault"] = "type"
-    elif kind == "int_from_float":
+    elif (
+        kind.endswith("_type") or (kind == "value_error" and "in a string" in error["msg"]) or kind == "int_from_float"
+    ):
         fault["fault"] = "type"
     else:
         fault["fault"] = "value"

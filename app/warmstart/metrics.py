@@ -37,9 +37,7 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"warmstart_{name}", text, labels, registry=registry)
 
-        def seconds(
-            name: str, text: str, *labels: str, buckets: tuple[float, ...] = LATENCY_BUCKETS
-        ) -> Histogram:
+        def seconds(name: str, text: str, *labels: str, buckets: tuple[float, ...] = LATENCY_BUCKETS) -> Histogram:
             return Histogram(f"warmstart_{name}_seconds", text, labels, buckets=buckets, registry=registry)
 
         self._requests = counter("http_requests", "Requests answered.", "route", "method", "status")
@@ -61,9 +59,7 @@ class Metrics:
         self._worker_embedded = counter("worker_embedded", "Queued memories that got their vector.")
         self._worker_failed = counter("worker_failed", "Embedding attempts that failed.", "reason")
         self._worker_swept = counter("worker_swept", "Expired memories removed from the trash.")
-        self._optimize_seconds = seconds(
-            "worker_optimize", "Time of a compaction.", "table", buckets=OPTIMIZE_BUCKETS
-        )
+        self._optimize_seconds = seconds("worker_optimize", "Time of a compaction.", "table", buckets=OPTIMIZE_BUCKETS)
         self._reconciled = counter("worker_reconciled", "Bookkeeping rows put right.", "kind")
 
         self._queued = gauge("queued_memories", "Memories that wait for their vector.")

@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, cast
 from urllib.parse import quote
 
 from warmstart.errors import ConfigError
@@ -101,6 +101,9 @@ class EmbeddedPostgres:
             await self._stop_processes()  # what a killed owner left behind
             await asyncio.to_thread(self._initdb)
             dsn = await self._serve()
+        except OSError as error:
+            await self.stop()
+            raise ConfigError([f"Postgres can't use {self.data_dir}: {error}"]) from None
         except BaseException:
             await self.stop()
             raise
@@ -130,18 +133,16 @@ class EmbeddedPostgres:
         return [pid for pid, command in _commands() if self._cluster in command and pid != os.getpid()]
 
     def _prepare(self) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
-            self._user = _unprivileged_user()
-            self._traverse = not _reachable(self._user, self.data_dir.parent) or not _reachable(
-                self._user, binaries()
-            )
+            self._user = _unprivileged_user(self.data_dir / "data")
+            self._traverse = not _reachable(self._user, self.data_dir.parent) or not _reachable(self._user, binaries())
             if self._traverse and sys.platform != "linux":
                 raise ConfigError([
-                    f"Postgres does not run as root, and user {self._user.pw_name} can't enter {self.data_dir}: "
-                    "run as a normal user, set WARMSTART_HOME to a directory every user can enter, "
+                    f"Postgres does not run as root, and user {self._user.pw_name} can't enter "
+                    f"{self.data_dir}: run as a normal user, set WARMSTART_HOME to a directory every user can enter, "
                     "or set DATABASE_URL"
                 ])  # fmt: skip
-        self.data_dir.mkdir(parents=True, exist_ok=True)
         # root's directory, which the other user passes through but can't list
         self.data_dir.chmod(0o711 if self._user else 0o700)
         self._take_lock()
@@ -205,8 +206,9 @@ class EmbeddedPostgres:
         _sync_dir(self.data_dir)
 
     def _check_version(self, cluster: str) -> None:
-        ours = subprocess.run([binaries() / "postgres", "-V"], capture_output=True, text=True, check=True).stdout
-        major = ours.split()[-1].split(".")[0]
+        command = [str(binaries() / "postgres"), "-V"]
+        ours = subprocess.run(command, capture_output=True, text=True, check=True)
+        major = ours.stdout.split()[-1].split(".")[0]
         if cluster != major:
             raise ConfigError([
                 f"{self.data_dir} was made by Postgres {cluster}, this is {major}: "
@@ -223,10 +225,9 @@ class EmbeddedPostgres:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is the owner's: it decides when Postgres stops
         )  # fmt: skip
-        assert process.stdout is not None
         # a thread, since the log must drain also while no event loop runs
         self._pump = threading.Thread(
-            target=_pump_log, args=(process.stdout, self.data_dir / "postgres.log"), daemon=True
+            target=_pump_log, args=(cast(IO[bytes], process.stdout), self.data_dir / "postgres.log"), daemon=True
         )
         self._pump.start()
         return process
@@ -250,7 +251,8 @@ class EmbeddedPostgres:
                 raise ConfigError([f"Postgres did not start in {self.data_dir}: {self._last_log_line()}"])
             await asyncio.sleep(0.02)
         password = (self.data_dir / "password").read_text()
-        dsn = f"postgresql://{SUPERUSER}:{quote(password)}@/postgres?host={quote(str(self._socket_dir), safe='')}"
+        host = quote(str(self._socket_dir), safe="")
+        dsn = f"postgresql://{SUPERUSER}:{quote(password)}@/postgres?host={host}"
         _write_private(self.data_dir / "dsn", dsn)
         return dsn
 
@@ -291,7 +293,13 @@ class EmbeddedPostgres:
         return bool(alive)
 
 
-def _unprivileged_user() -> pwd.struct_passwd:
+def _unprivileged_user(data: Path) -> pwd.struct_passwd:
+    """The owner of the cluster that is there, or the first of those that exist everywhere."""
+    if data.exists() and (owner := data.stat().st_uid) != 0:
+        try:
+            return pwd.getpwuid(owner)
+        except KeyError:
+            raise ConfigError([f"{data} belongs to user id {owner}, who does not exist here"]) from None
     for name in UNPRIVILEGED_USERS:
         try:
             return pwd.getpwnam(name)
@@ -304,13 +312,10 @@ def _unprivileged_user() -> pwd.struct_passwd:
 
 
 def _reachable(user: pwd.struct_passwd, path: Path) -> bool:
-    """Whether `user` can enter `path`; what does not exist yet is made by us, for all to enter."""
+    """Whether `user` can enter `path` and every directory above it."""
     for part in (path.resolve(), *path.resolve().parents):
-        try:
-            mode, owner = part.stat().st_mode, part.stat().st_uid
-        except FileNotFoundError:
-            continue
-        if not mode & (0o100 if owner == user.pw_uid else 0o001):
+        status = part.stat()
+        if not status.st_mode & (0o100 if status.st_uid == user.pw_uid else 0o001):
             return False
     return True
 
@@ -326,7 +331,8 @@ def _commands() -> Iterator[tuple[int, str]]:
                     continue
                 yield int(entry.name), raw.replace(b"\0", b" ").decode(errors="replace")
         return
-    listing = subprocess.run(["ps", "-axww", "-o", "pid=,command="], capture_output=True, text=True, check=True)
+    ps = ["ps", "-axww", "-o", "pid=,command="]
+    listing = subprocess.run(ps, capture_output=True, text=True, check=True)
     for line in listing.stdout.splitlines():
         pid, _, command = line.strip().partition(" ")
         yield int(pid), command

@@ -36,7 +36,8 @@ class RateLimiter:
         counter = _counter(bucket, key, now, window_s)
         commands = ("INCR", counter), ("EXPIRE", counter, window_s)
         own, _ = await self._own.pipeline(*commands)
-        used = await self._shared(own, *commands)
+        used = await self._shared(*commands)
+        used = own if used is None else used
         return _allowance(used <= limit, used, limit, now, window_s)
 
     async def peek(self, bucket: str, key: str, limit: int, window_s: int = 60) -> Allowance:
@@ -44,16 +45,17 @@ class RateLimiter:
         now = self._clock()
         command = "GET", _counter(bucket, key, now, window_s)
         (own,) = await self._own.pipeline(command)
-        used = await self._shared(own, command)
+        used = await self._shared(command)
+        used = int(own or 0) if used is None else used
         return _allowance(used < limit, used, limit, now, window_s)
 
-    async def _shared(self, own: str | int | None, *commands: tuple[str | int, ...]) -> int:
-        """The count the cache gives for the first command; `own` where it gives none."""
+    async def _shared(self, *commands: tuple[str | int, ...]) -> int | None:
+        """The count of all processes, from the first command; None where the cache gives none."""
         try:
             count = (await self._cache.pipeline(*commands))[0]
-            return int(count or 0)
+            return 0 if count is None else int(count)
         except (CacheUnavailable, ValueError, TypeError, OverflowError):
-            return int(own or 0)
+            return None
 
 
 def _counter(bucket: str, key: str, now: float, window_s: int) -> str:

@@ -1,16 +1,16 @@
 """The ladder of a search: both arms, one arm, a literal scan; never an error where an answer exists.
 
-    hybrid    both arms answered (or the tenant has no vectors yet)
-    vector    full-text failed
-    keyword   no vector for the query, or the vector arm failed, or embedding is off
-    scan      no vector, and full-text gave nothing or failed
+hybrid    both arms answered (or the tenant has no vectors yet)
+vector    full-text failed
+keyword   no vector for the query, or the vector arm failed, or embedding is off
+scan      no vector, and full-text gave nothing or failed
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -20,7 +20,7 @@ import structlog
 
 from warmstart.config import Settings
 from warmstart.embeddings import Embedder
-from warmstart.errors import EmbeddingError, Problem, TenantAssertion
+from warmstart.errors import EmbeddingError, TenantAssertion
 from warmstart.fusion import MAX_ONE_ARM, Ranked, fuse
 from warmstart.memory import Mode, SearchRequest, fold
 from warmstart.store import predicates as where
@@ -134,9 +134,7 @@ class Search:
 
     # -- the arms
 
-    async def _text(
-        self, reader: Reader, user_id: str, query: str, filters: Sequence[Predicate]
-    ) -> list[Candidate]:
+    async def _text(self, reader: Reader, user_id: str, query: str, filters: Sequence[Predicate]) -> list[Candidate]:
         words = await self._words(user_id, query)
         return await reader.text_arm(words, filters, self._settings.fetch_depth) if words else []
 
@@ -191,9 +189,7 @@ class Search:
             known = self._sizes[user_id] = (at, await reader.count([where.active()]))
         return known[1] > self._settings.vector_index_min_rows and await self._maintenance.has_vector_index()
 
-    def _spawn(
-        self, arm: Coroutine[Any, Any, T], budget_s: float, deadline: float, reason: str
-    ) -> asyncio.Task[T]:
+    def _spawn(self, arm: Coroutine[Any, Any, T], budget_s: float, deadline: float, reason: str) -> asyncio.Task[T]:
         """`arm` under its budget. Past it the caller goes on; the straggler keeps its place until it ends."""
         if len(self._arms) >= MAX_ARMS:
             arm.close()
@@ -222,9 +218,7 @@ class Search:
     ) -> None:
         outcome.mode = "scan"
         needles = scan_needles(query)
-        arm = self._spawn(
-            reader.newest_texts(filters, self._settings.scan_rows), budget.arm, deadline, "scan"
-        )
+        arm = self._spawn(reader.newest_texts(filters, self._settings.scan_rows), budget.arm, deadline, "scan")
         await asyncio.wait([arm], timeout=max(0.0, deadline - time.monotonic()))
         rows = _settle(arm, outcome, None)
         if rows is not None:
@@ -248,7 +242,7 @@ async def _within(task: asyncio.Task[T], budget_s: float, reason: str) -> T:
         return task.result()
     except (TenantAssertion, _ArmFailed):
         raise
-    except (Problem, Exception) as error:
+    except Exception as error:
         raise _ArmFailed(reason, str(error)) from error
 
 
@@ -288,6 +282,3 @@ def scan(rows: pa.Table, needles: Sequence[str], most: int = 50) -> list[Ranked]
     order = [("importance", "descending"), ("created_at", "descending"), ("id", "ascending")]
     ids = found.sort_by(order)["id"].slice(0, most).to_pylist()
     return [Ranked(id=i, score=None) for i in ids]
-
-
-__all__ = ["Awaitable", "Budget", "Outcome", "Search", "scan", "scan_needles"]

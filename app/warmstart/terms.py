@@ -59,9 +59,7 @@ def query_text(query: str) -> str:
     return f"{text} {' '.join(extra)}" if extra else text
 
 
-def keep_rarest(
-    terms: Sequence[tuple[str, str]], frequency: Callable[[str], int], most: int = MAX_TERMS
-) -> list[str]:
+def keep_rarest(terms: Sequence[tuple[str, str]], frequency: Callable[[str], int], most: int = MAX_TERMS) -> list[str]:
     """At most `most` words of `terms`, in their order: the rarest, and of equals the longest, then the first.
 
     `terms` are pairs of (indexed form, word as written); each indexed form counts once.

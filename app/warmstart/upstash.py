@@ -38,6 +38,8 @@ MAX_ENTRIES: Final = 20_000
 MAX_CHARS: Final = 64 * 2**20
 #: What an entry or a set's member counts beside its own characters.
 ENTRY_OVERHEAD: Final = 100
+#: Redis counts in 64 bits, and refuses what would overflow.
+MAX_EXPIRY_MS: Final = 2**62
 
 
 class Cache(Protocol):
@@ -113,9 +115,7 @@ class UpstashCache:
     that goes with the first call, and again after each failure.
     """
 
-    def __init__(
-        self, url: str, token: str, budget_s: float, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, url: str, token: str, budget_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url.rstrip("/") + "/pipeline"
         self._budget_s = budget_s
         self._circuit = Circuit(clock)
@@ -251,9 +251,7 @@ class LocalCache:
     reason: Final = ""
     since: Final = None
 
-    def __init__(
-        self, max_entries: int = MAX_ENTRIES, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, max_entries: int = MAX_ENTRIES, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_entries = max_entries
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -341,10 +339,10 @@ class LocalCache:
             if option.upper() == "NX":
                 only_new = True
             elif option.upper() in ("EX", "PX") and expires_at is None:
-                amount = _integer(next(rest, ""))
-                if amount <= 0:
+                milliseconds = _integer(next(rest, "")) * (1_000 if option.upper() == "EX" else 1)
+                if not 0 < milliseconds < MAX_EXPIRY_MS:
                     raise CacheUnavailable("ERR invalid expire time in 'set' command")
-                expires_at = self._clock() + (amount if option.upper() == "EX" else amount / 1_000)
+                expires_at = self._clock() + milliseconds / 1_000
             else:
                 raise CacheUnavailable("ERR syntax error")
         if only_new and self._find(key):

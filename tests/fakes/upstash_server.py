@@ -43,8 +43,8 @@ class Mode(Enum):
 class UpstashServer:
     """`async with UpstashServer() as server`: `url`, `token`; set `mode` at any time."""
 
-    def __init__(self, token: str = "a-token", *, delay_s: float = 1.0) -> None:
-        self.token = token
+    def __init__(self, *, delay_s: float = 1.0) -> None:
+        self.token = "a-token"
         self.delay_s = delay_s
         self.mode = Mode.OK
         self.cache = LocalCache()
@@ -134,7 +134,7 @@ class UpstashServer:
         elif self.mode is Mode.COMMAND_ERROR:
             results[-1] = {"error": "OOM command not allowed when used memory > 'maxmemory'."}
         elif self.mode is Mode.WRONG_TYPE:
-            wrong = [{"result": {}}, {"result": float("inf")}]
+            wrong: list[dict[str, Any]] = [{"result": {}}, {"result": float("inf")}]
             results = [r if r == {"result": "PONG"} else wrong[i % 2] for i, r in enumerate(results)]
         elif self.mode is Mode.NO_PONG:
             results[0] = {"result": "hello"}
@@ -164,8 +164,8 @@ async def _send(
     extra: str = "",
 ) -> bool:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} -\r\ncontent-type: {media_type}\r\ncontent-length: {len(content)}\r\n{extra}\r\n"
-    writer.write(head.encode() + content)
+    head = f"HTTP/1.1 {status} -\r\ncontent-type: {media_type}\r\ncontent-length: {len(content)}\r\n{extra}"
+    writer.write(head.encode() + b"\r\n" + content)
     await writer.drain()
     return True
 

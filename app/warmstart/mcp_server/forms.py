@@ -47,7 +47,7 @@ class HitForm(Record):
     title: str
     type: str
     namespace: str
-    excerpt: str
+    excerpt: str | None = None
     score: float | None = None
     ranks: Ranks
 
@@ -63,7 +63,7 @@ class BriefForm(Record):
     title: str
     type: str
     namespace: str
-    excerpt: str
+    excerpt: str | None = None
     created_at: datetime
 
 
@@ -156,7 +156,7 @@ def search(result: SearchResult) -> Answer:
             title=cut(hit.title, LIST_TITLE_CHARS),
             type=hit.type,
             namespace=hit.namespace,
-            excerpt=part,
+            excerpt=part or None,
             score=None if hit.score is None else round(hit.score, 5),
             ranks=hit.ranks,
         )
@@ -170,9 +170,8 @@ def search(result: SearchResult) -> Answer:
 
 def page(result: Page) -> Answer:
     parts = excerpts(result.memories)
-    lines = [_block(m, part, f" {m.created_at:%Y-%m-%d}") for m, part in zip(result.memories, parts, strict=True)]
-    if not lines:
-        lines = ["No memories here."]
+    listed = list(zip(result.memories, parts, strict=True))
+    lines = [_block(m, part, f" {m.created_at:%Y-%m-%d}") for m, part in listed] or ["No memories here."]
     if result.next_cursor:
         lines.append(f"More with cursor {result.next_cursor}")
     forms = [
@@ -181,10 +180,10 @@ def page(result: Page) -> Answer:
             title=cut(m.title, LIST_TITLE_CHARS),
             type=m.type,
             namespace=m.namespace,
-            excerpt=part,
+            excerpt=part or None,
             created_at=m.created_at.replace(microsecond=0),
         )
-        for m, part in zip(result.memories, parts, strict=True)
+        for m, part in listed
     ]
     return Answer(text="\n".join(lines), structured=PageForm(memories=forms, next_cursor=result.next_cursor))
 
@@ -196,7 +195,8 @@ def whole(memory: Memory) -> Answer:
     fields = plain(memory)
     shown = ("id", "type", "namespace", "title", "content", "facts", "content_hash", "embedding_status")
     rest = "\n".join(f"{name}: {value}" for name, value in fields.items() if value and name not in shown)
-    return Answer(text="\n\n".join(part for part in (head, memory.content, facts, rest) if part), structured=memory)
+    text = "\n\n".join(part for part in (head, memory.content, facts, rest) if part)
+    return Answer(text=text, structured=memory)
 
 
 def saved(memory: Saved) -> Answer:
@@ -214,7 +214,7 @@ def deleted(memory_id: str, hard: bool) -> Answer:
 
 
 def namespaces(result: Namespaces) -> Answer:
-    lines = [f"{n.name}: {n.active}" + (f" ({n.trashed} in the trash)" if n.trashed else "") for n in result.namespaces]
+    lines = [f"{n.name}: {n.active} active, {n.trashed} in the trash" for n in result.namespaces]
     return Answer(text="\n".join(lines) or "No namespaces yet.", structured=result)
 
 

@@ -12,8 +12,8 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from warmstart.config import Settings
 from warmstart.errors import MethodNotAllowed
-from warmstart.mcp_server.server import Context, build_server
 from warmstart.mcp_server.json_text import mended
+from warmstart.mcp_server.server import Context, build_server
 from warmstart.memory import MemoryAPI
 
 #: A larger message is answered 413.
@@ -40,8 +40,7 @@ async def streamable_http(runtime: Runtime) -> AsyncIterator[ASGIApp]:
     """
 
     def api_for(ctx: Context | None) -> MemoryAPI:
-        assert ctx is not None  # noqa: S101 - only stdio calls without one
-        return runtime.service(ctx.request.scope["user"].user_id)
+        return runtime.service(ctx.request.scope["user"].user_id)  # type: ignore[union-attr] # HTTP has a request
 
     manager = StreamableHTTPSessionManager(
         app=build_server(api_for),
@@ -69,7 +68,7 @@ def _security(settings: Settings) -> TransportSecuritySettings:
 
 
 async def _refuse_method(method: str, send: Send) -> None:
-    problem = MethodNotAllowed(f"{method} is not served: this endpoint keeps no session and opens no stream; use POST")
+    problem = MethodNotAllowed(f"{method} is not served: there is no session to read or end; use POST")
     headers = [(b"allow", b"POST"), (b"content-type", b"application/problem+json")]
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(problem.to_dict()).encode()})

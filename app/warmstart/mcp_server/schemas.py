@@ -28,9 +28,7 @@ def input_schema(model: type[BaseModel], known: type[BaseModel] | None = None) -
     schema = model.model_json_schema()
     defs = schema.get("$defs", {})
     told = known.model_fields if known else {}
-    properties = {
-        name: _argument(node, defs, told=name in told) for name, node in schema.get("properties", {}).items()
-    }
+    properties = {name: _argument(node, defs, told=name in told) for name, node in schema.get("properties", {}).items()}
     required = {"required": schema["required"]} if "required" in schema else {}
     return {"type": "object", "properties": properties, **required, "additionalProperties": False}
 
@@ -39,12 +37,13 @@ def output_schema(model: type[BaseModel], told: Iterable[str]) -> dict[str, Any]
     """The types of the fields of an answer that an agent goes on with; an answer may carry more."""
     schema = model.model_json_schema(mode="serialization")
     defs, fields = schema.get("$defs", {}), schema["properties"]
-    return {"type": "object", "properties": {name: {"type": _one(fields[name], defs)["type"]} for name in told}}
+    types = {name: {"type": _one(fields[name], defs)["type"]} for name in told}
+    return {"type": "object", "properties": types}
 
 
 def _argument(node: dict[str, Any], defs: dict[str, Any], *, told: bool = False) -> dict[str, Any]:
     node = _one(node, defs)
-    small = {key: node[key] for key in _KEPT if key in node and not (told and key in _CHOICES)}
+    small: dict[str, Any] = {key: node[key] for key in _KEPT if key in node and not (told and key in _CHOICES)}
     if small.get("default", 0) in (None, ""):
         del small["default"]
     if "items" in small:

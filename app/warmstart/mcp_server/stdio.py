@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any, Final
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 from mcp.server.stdio import stdio_server
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
@@ -44,9 +46,8 @@ async def run_stdio(api: MemoryAPI) -> None:
             lines: Any = _lines(_STDIN)
             async with stdio_server(stdin=lines) as (read, write):
                 pending = _Pending()
-                await server.run(
-                    _Incoming(read, pending), _Outgoing(write, pending), server.create_initialization_options()
-                )
+                incoming, outgoing = _Incoming(read, pending), _Outgoing(write, pending)
+                await server.run(incoming, outgoing, server.create_initialization_options())
             tg.cancel_scope.cancel()
     except* (BrokenPipeError, ConnectionResetError):
         logger.info("the client closed its end before the last answer")
@@ -60,7 +61,7 @@ async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
 
 
 async def _lines(fd: int) -> AsyncIterator[str]:
-    """Lines of `fd`, read by a daemon thread: a thread blocked in read() can't be cancelled, only left behind."""
+    """Lines of `fd`, read by a daemon thread: one blocked in read() can't be cancelled, only left behind."""
     loop_token = anyio.lowlevel.current_token()
     send, receive = anyio.create_memory_object_stream[bytes](0)
     threading.Thread(target=_pump, args=(fd, send, loop_token), daemon=True, name="stdin").start()

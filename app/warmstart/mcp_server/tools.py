@@ -117,14 +117,16 @@ TOOLS: Final = {
         MemoryTool(
             "memory_save",
             "Save a memory",
-            "Remember one decision with its reason, gotcha, preference or fact. Saving the same content again is safe.",
-            NewMemory, forms.SavedForm, ("id", "namespace", "duplicate"), _save, writes=True,
+            "Remember one decision with its reason, gotcha, preference or fact. Saving it again is safe.",
+            NewMemory, forms.SavedForm, ("id", "namespace", "duplicate"), _save,
+            writes=True,
         ),
         MemoryTool(
             "memory_search",
             "Search memories",
-            "Find memories by meaning and words. Use at the start of a task, before a decision, on an error message.",
-            SearchRequest, forms.SearchForm, ("hits", "mode", "degraded"), _search, known=NewMemory,
+            "Find by meaning and words. Use at the start of a task, before a decision, on an error message.",
+            SearchRequest, forms.SearchForm, ("hits", "mode", "degraded"), _search,
+            known=NewMemory,
         ),
         MemoryTool(
             "memory_recall",
@@ -142,13 +144,15 @@ TOOLS: Final = {
             "memory_update",
             "Correct a memory",
             "Correct a memory in place. Fields as in memory_save; those not given stay.",
-            Update, forms.UpdatedForm, ("id", "updated_at"), _update, known=NewMemory, writes=True, destructive=True,
+            Update, forms.UpdatedForm, ("id", "updated_at"), _update,
+            known=NewMemory, writes=True, destructive=True,
         ),
         MemoryTool(
             "memory_delete",
             "Delete a memory",
             "Put a wrong or outdated memory in the trash.",
-            Delete, forms.DeletedForm, ("id", "hard"), _delete, writes=True, destructive=True,
+            Delete, forms.DeletedForm, ("id", "hard"), _delete,
+            writes=True, destructive=True,
         ),
         MemoryTool(
             "memory_list_namespaces",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from lancedb.index import IvfSq
 
 from warmstart.store.reads import Inspector
+from warmstart.store.schema import TABLE
 from warmstart.store.table import Table, translated
 from warmstart.store.writes import Writer
 
@@ -32,6 +33,8 @@ class TableState:
     small_fragments: int
     unindexed_rows: int
     version: int
+    #: Versions kept on disk.
+    versions: int
 
 
 class Maintenance:
@@ -44,7 +47,7 @@ class Maintenance:
 
     async def state(self) -> TableState:
         with translated("read its state"):
-            stats = await self._lance.stats()
+            stats: Any = await self._lance.stats()
             index = await self._lance.index_stats("search_text_idx")
             fragments = stats["fragment_stats"]
             return TableState(
@@ -53,7 +56,12 @@ class Maintenance:
                 small_fragments=fragments["num_small_fragments"],
                 unindexed_rows=index.num_unindexed_rows if index else stats["num_rows"],
                 version=await self._lance.version(),
+                versions=self._versions_on_disk(),
             )
+
+    def _versions_on_disk(self) -> int:
+        directory = self._table.directory
+        return len(list((directory / f"{TABLE}.lance" / "_versions").glob("*.manifest"))) if directory else 0
 
     async def optimize(self) -> float:
         """Compact, fold new rows into the indices, drop old versions; the seconds it took."""
@@ -90,7 +98,7 @@ class Maintenance:
             action = "rebuilt"
 
         async def run() -> None:
-            await self._lance.create_index("embedding", config=IvfSq(distance_type="cosine"), replace=True)
+            await self._lance.create_index("embedding", config=IvfSq(distance_type="cosine"), replace=True)  # type: ignore[arg-type]
 
         await self._writer.change(run)
         return action

@@ -88,6 +88,11 @@ def one_of(column: str, values: Sequence[str]) -> Predicate:
     return Predicate(f"{_column(column)} IN ({', '.join(_string(v) for v in values)})")
 
 
+def none_of(column: str, values: Sequence[str]) -> Predicate:
+    """True for every row where `values` is empty."""
+    return Predicate(f"NOT ({one_of(column, values).sql})")
+
+
 def has_all(column: str, values: Sequence[str]) -> Predicate:
     """Rows whose list holds every one of `values`, which must not be empty."""
     if not values:

@@ -126,7 +126,7 @@ class Reader:
         async def fetch(limit: int) -> pa.Table:
             query = (
                 self._lance.query()
-                .nearest_to_text(MatchQuery(words, "search_text"))
+                .nearest_to_text(MatchQuery(words, "search_text"))  # type: ignore[call-arg]
                 .where(self._where(filters))
                 .limit(limit)
                 .select(["id", "user_id", "created_at", "_score"])
@@ -173,10 +173,7 @@ class Reader:
             return {}
         with translated("read"):
             rows = await (
-                self._lance.query()
-                .where(self._where([where.one_of("id", ids), *filters]))
-                .select(SHOWN)
-                .to_arrow()
+                self._lance.query().where(self._where([where.one_of("id", ids), *filters])).select(SHOWN).to_arrow()
             )
         return {row["id"]: row for row in self._checked(rows).to_pylist()}
 
@@ -193,14 +190,10 @@ class Reader:
             orderings.insert(0, ColumnOrdering(column_name="importance", ascending=False))
         with translated("list"):
             rows = await (
-                self._lance.query()
-                .where(self._where(parts))
-                .order_by(orderings)
-                .limit(limit)
-                .select(SHOWN)
-                .to_arrow()
+                self._lance.query().where(self._where(parts)).order_by(orderings).limit(limit).select(SHOWN).to_arrow()
             )
-        return self._checked(rows).to_pylist()
+        found: list[Row] = self._checked(rows).to_pylist()
+        return found
 
     async def count(self, filters: Sequence[Predicate]) -> int:
         with translated("count"):
@@ -210,9 +203,7 @@ class Reader:
         """How many rows there are of each combination of values of `columns`, streamed."""
         totals: dict[tuple[Any, ...], int] = {}
         with translated("count"):
-            batches = await (
-                self._lance.query().where(self._where(filters)).select(["user_id", *columns]).to_batches()
-            )
+            batches = await self._lance.query().where(self._where(filters)).select(["user_id", *columns]).to_batches()
             async for batch in batches:
                 rows = self._checked(pa.Table.from_batches([batch]))
                 for row in rows.group_by(list(columns)).aggregate([([], "count_all")]).to_pylist():
@@ -239,17 +230,23 @@ class Inspector:
     def __init__(self, table: Table) -> None:
         self._lance = table.lance
 
-    async def queued_tenants(self, limit: int) -> list[str]:
-        """Tenants of some rows that wait for a vector; empty where none waits."""
+    async def next_queued_tenant(self, after: str) -> str | None:
+        """The first tenant behind `after`, in the order of their ids, with a row that waits for its vector."""
+        waiting = [
+            where.equals("embedding_status", "queued"),
+            where.active(),
+            where.compare("user_id", ">", after),
+        ]
         with translated("read the queue"):
             rows = await (
                 self._lance.query()
-                .where((where.equals("embedding_status", "queued") & where.active()).sql)
+                .where(where.all_of(waiting).sql)
+                .order_by([ColumnOrdering(column_name="user_id", ascending=True)])
+                .limit(1)
                 .select(["user_id"])
-                .limit(limit)
                 .to_arrow()
             )
-        return sorted(pc.unique(rows["user_id"]).to_pylist())
+        return rows["user_id"][0].as_py() if rows.num_rows else None
 
     async def count(self, *filters: Predicate) -> int:
         with translated("count"):

@@ -38,10 +38,10 @@ _JAPANESE: Final = """
 なっ こと もの ため よう これ それ あれ この その あの どの どれ 何 なぜ どう どこ いつ とき 時 し ん れる られる でき できる という について
 ませ ください また ので のか とか だけ
 """
-_KOREAN: Final = "이 그 저 것 수 등 및 더 또 를 을 은 는 가 에 의 로 와 과 도 에서 으로 하다 있다 없다 무엇 왜 어떻게 어디"
+_KOREAN: Final = (
+    "이 그 저 것 수 등 및 더 또 를 을 은 는 가 에 의 로 와 과 도 에서 으로 하다 있다 없다 무엇 왜 어떻게 어디"
+)
 
 STOP_WORDS: Final = frozenset(
-    word
-    for words in (_ENGLISH, _GERMAN, _ROMANCE, _CHINESE, _JAPANESE, _KOREAN)
-    for word in words.split()
+    word for words in (_ENGLISH, _GERMAN, _ROMANCE, _CHINESE, _JAPANESE, _KOREAN) for word in words.split()
 )

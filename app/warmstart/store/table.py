@@ -154,6 +154,4 @@ def store_problem(operation: str, error: BaseException) -> Problem:
     if "No space left on device" in text or "os error 28" in text or "Disk quota exceeded" in text:
         return DiskFull("the disk of the memory store is full; nothing was written. Free space, then try again")
     log.warning("store.failed", operation=operation, error=text[:500])
-    return StoreUnavailable(
-        f"the memory store could not {operation}; nothing was lost, try again", retry_after=5
-    )
+    return StoreUnavailable(f"the memory store could not {operation}; nothing was lost, try again", retry_after=5)

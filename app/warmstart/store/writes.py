@@ -67,7 +67,7 @@ class _Group:
         return self.rows >= MAX_GROUP_ROWS or len(self.changes) >= MAX_GROUP_CHANGES
 
     def futures(self) -> list[asyncio.Future[Any]]:
-        return [op.done for op in (*self.inserts, *self.changes)]
+        return [*(op.done for op in self.inserts), *(op.done for op in self.changes)]
 
 
 class Writer:
@@ -158,7 +158,7 @@ class Writer:
     async def _write(self, group: _Group) -> None:
         answers: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
         async with self._table.lock.hold():
-            await self._lance.checkout_latest()
+            await self._lance.checkout_latest()  # type: ignore[no-untyped-call]
             if group.inserts:
                 try:
                     inserted = await self._insert([row for op in group.inserts for row in op.rows])
@@ -182,9 +182,7 @@ class Writer:
             if failure is None:
                 future.set_result(answer)
             else:
-                future.set_exception(
-                    failure if isinstance(failure, Problem) else store_problem("write", failure)
-                )
+                future.set_exception(failure if isinstance(failure, Problem) else store_problem("write", failure))
                 future.exception()
 
     async def _insert(self, rows: list[Row]) -> list[Inserted]:
@@ -274,9 +272,9 @@ class TenantWriter:
 
         return await self._writer.change(run)
 
-    async def delete_for_good(self, memory_id: str) -> None:
+    async def delete_for_good(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> None:
         async def run() -> None:
-            await self._one(memory_id)
+            _check_match(await self._one(memory_id), if_match, etag)
             await self._lance.delete(self._row(memory_id))
 
         await self._writer.change(run)
@@ -287,9 +285,7 @@ class TenantWriter:
             if row["deleted_at"] is None:
                 return row
             if row["expires_at"] <= now():
-                raise Expired(
-                    f"{memory_id} could be restored until {row['expires_at'].isoformat()}", id=memory_id
-                )
+                raise Expired(f"{memory_id} could be restored until {row['expires_at'].isoformat()}", id=memory_id)
             await self._refuse_second(row["content_hash"], row["namespace"], memory_id)
             return await self._update(row, {"deleted_at": None, "expires_at": None})
 
@@ -304,9 +300,7 @@ class TenantWriter:
                 raise NotFound(f"no namespace {name!r}")
             if await self._lance.count_rows((own & where.equals("namespace", to)).sql):
                 raise Conflict(f"the namespace {to!r} exists already; pick another name", field="name")
-            return await self._update_all(
-                where.equals("namespace", name), {"namespace": to, "updated_at": now()}
-            )
+            return await self._update_all(where.equals("namespace", name), {"namespace": to, "updated_at": now()})
 
         return await self._writer.change(run)
 
@@ -335,12 +329,14 @@ class TenantWriter:
         return row
 
     async def _refuse_second(self, content_hash: str, namespace: str, but: str) -> None:
-        same = [where.active(), where.equals("namespace", namespace), where.equals("content_hash", content_hash)]
+        same = [
+            where.active(),
+            where.equals("namespace", namespace),
+            where.equals("content_hash", content_hash),
+        ]
         for row in await self._reader.page(same, "recency", None, 2):
             if row["id"] != but:
-                raise Duplicate(
-                    f"{row['id']} in namespace {namespace!r} has this content already", id=row["id"]
-                )
+                raise Duplicate(f"{row['id']} in namespace {namespace!r} has this content already", id=row["id"])
 
     async def _update(self, row: Row, changed: Row) -> Row:
         # strictly later than before, so that an ETag never names two states
@@ -357,9 +353,7 @@ class TenantWriter:
 
 def _check_match(row: Row, if_match: str | None, etag: Callable[[Row], str]) -> None:
     if if_match and if_match != "*" and etag(row) not in [part.strip() for part in if_match.split(",")]:
-        raise Stale(
-            f"{row['id']} changed since it was read: read it again and repeat the change", id=row["id"]
-        )
+        raise Stale(f"{row['id']} changed since it was read: read it again and repeat the change", id=row["id"])
 
 
 def _assignments(values: Row) -> dict[str, str]:

@@ -114,7 +114,7 @@ class Call:
         if value == "*":
             return None
         if not _ETAG.fullmatch(value):
-            raise MalformedRequest('If-Match takes one ETag in double quotes, as the answer gave it, or *')
+            raise MalformedRequest("If-Match takes one ETag in double quotes, as the answer gave it, or *")
         return value
 
 

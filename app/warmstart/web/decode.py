@@ -151,5 +151,7 @@ def _from_text(model: type[BaseModel], name: str, text: str) -> Any:
 
 
 def _leaves(annotation: Any) -> set[Any]:
-    args = get_args(annotation)
-    return set().union(*map(_leaves, args)) if args else {annotation} if isinstance(annotation, type) else set()
+    """The classes an annotation is made of, through unions; the words of a Literal are none."""
+    if args := get_args(annotation):
+        return set().union(*map(_leaves, args))
+    return {annotation} if isinstance(annotation, type) else set()

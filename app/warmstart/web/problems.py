@@ -82,6 +82,4 @@ async def http_exception(request: Request, error: Exception) -> Response:
 
 
 def method_not_allowed(method: str, allowed: list[str]) -> MethodNotAllowed:
-    return MethodNotAllowed(
-        f"{method[:20]} is not served here; use {', '.join(allowed)}", allow=allowed
-    )
+    return MethodNotAllowed(f"{method[:20]} is not served here; use {', '.join(allowed)}", allow=allowed)

@@ -1,0 +1,61 @@
+"""The block of memories that goes into a prompt: fixed format, within a token budget."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from warmstart.memory import MAX_CONTEXT_CHARS
+
+HEADER: Final = "## Prior observations from warmstart\n"
+#: Named so that a budget means the same everywhere; its vocabulary ships in a package.
+TOKENIZER: Final = "o200k_base"
+
+_ATX = re.compile(r"^(\s{0,3})(#{1,6})(?=\s|$)", re.MULTILINE)
+_SETEXT = re.compile(r"^(\s{0,3})(=+|-+)(?=[ \t]*$)", re.MULTILINE)
+_FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})", re.MULTILINE)
+
+
+@functools.cache
+def _encoding() -> Any:
+    import bpe_openai
+
+    return bpe_openai.get_encoding(TOKENIZER)
+
+
+def count_tokens(text: str) -> int:
+    return len(_encoding().encode_ordinary(text))
+
+
+def entry(title: str, content: str, facts: Sequence[str]) -> str:
+    """One memory of the block. The title is left out where the content says just that."""
+    heading = "" if title == content.strip() else f"### {_one_line(title)}\n\n"
+    bullets = "".join(f"- {_one_line(fact)}\n" for fact in facts)
+    return "\n" + heading + _contained(content.strip()) + "\n" + ("\n" + bullets if bullets else "")
+
+
+def assemble(entries: Sequence[tuple[str, str]], token_budget: int) -> tuple[str, list[str]]:
+    """The block of (id, entry), best first, and the ids in it; whole entries only.
+
+    An entry that doesn't fit is passed over for the next; nothing fits: empty.
+    """
+    block, ids = HEADER, []
+    for memory_id, text in entries:
+        longer = block + text
+        if len(longer) <= MAX_CONTEXT_CHARS and count_tokens(longer) <= token_budget:
+            block = longer
+            ids.append(memory_id)
+    return (block, ids) if ids else ("", [])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _contained(content: str) -> str:
+    """`content` whose headings are plain text and whose code fences are closed."""
+    safe = _SETEXT.sub(r"\1\\\2", _ATX.sub(r"\1\\\2", content))
+    fences = _FENCE.findall(safe)
+    return f"{safe}\n{fences[-1]}" if len(fences) % 2 else safe

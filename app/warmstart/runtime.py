@@ -1,0 +1,151 @@
+"""The running service: every part opened in order, closed in reverse, and its state in words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from warmstart.config import Settings
+from warmstart.embeddings import Embedder
+from warmstart.keys import KeyRing
+from warmstart.memory import Mode
+from warmstart.metrics import Metrics
+from warmstart.ratelimit import RateLimiter
+from warmstart.search import Search
+from warmstart.service import MemoryService
+from warmstart.store.bookkeeping import Bookkeeping
+from warmstart.store.maintenance import Maintenance
+from warmstart.store.table import Table, open_table
+from warmstart.store.writes import Writer
+from warmstart.upstash import Cache, open_cache
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Runtime:
+    settings: Settings
+    metrics: Metrics
+    cache: Cache
+    embedder: Embedder
+    table: Table
+    writer: Writer
+    maintenance: Maintenance
+    search: Search
+    bookkeeping: Bookkeeping
+    keys: KeyRing
+    limiter: RateLimiter
+
+    def service(self, user_id: str) -> MemoryService:
+        return MemoryService(self, user_id)
+
+    def rung(self) -> tuple[list[str], Mode]:
+        """What is degraded now, and the rung a search would be answered from."""
+        degraded = []
+        off = self.search.vectors_off
+        if off == "space":
+            degraded.append("space")
+        elif off is None and not self.embedder.healthy:
+            degraded.append("embedding")
+        if not self.bookkeeping.healthy:
+            degraded.append("postgres")
+        if not self.cache.healthy:
+            degraded.append("redis")
+        return degraded, "keyword" if off or not self.embedder.healthy else "hybrid"
+
+    def dependencies(self) -> list[dict[str, Any]]:
+        off = self.search.vectors_off
+        embedding: dict[str, Any] = {"name": "embedding"} | _state(self.embedder)
+        if off == "disabled":
+            embedding |= {"status": "off", "detail": "EMBEDDING_ENABLED is False"}
+        elif off == "space":
+            embedding |= {"status": "off", "detail": space_mismatch(self.table, self.settings)}
+        store = {"name": "lancedb", "status": "ok", "detail": ""}
+        if self.table.repaired:
+            store["detail"] = "repaired at start; set aside: " + ", ".join(self.table.repaired)
+        return [
+            store,
+            embedding,
+            {"name": "postgres"} | _state(self.bookkeeping),
+            {"name": "redis"} | _state(self.cache),
+        ]
+
+    async def ready(self) -> tuple[bool, dict[str, Any]]:
+        """Whether memories can be served, and what is degraded, in words fit for the public."""
+        degraded, mode = self.rung()
+        for part in self.dependencies():
+            self.metrics.set_dependency(part["name"], part["status"] == "ok")
+        return True, {"status": "degraded" if degraded else "ok", "mode": mode, "degraded": degraded}
+
+
+def _state(part: Any) -> dict[str, Any]:
+    return {
+        "status": "ok" if part.healthy else "down",
+        "detail": part.reason or "",
+        "since": getattr(part, "since", None),
+    }
+
+
+def space_mismatch(table: Table, settings: Settings) -> str:
+    """One line on vectors of another space, with the way out."""
+    have, want = table.space, settings.space
+    return (
+        f"the memories' vectors are of {have.model} ({have.revision or 'no revision'}, {have.dim} wide), "
+        f"the configuration asks for {want.model} ({want.revision or 'no revision'}, {want.dim} wide): "
+        "search is text only and saves are queued until you run "
+        f"`warmstart migrate dimension --to {want.dim}`, or set the old model again"
+    )
+
+
+@asynccontextmanager
+async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
+    """Open everything the settings name. Only the store must be there; all else may be down.
+
+    Raises ConfigError, StoreUnavailable or DiskFull.
+    """
+    async with AsyncExitStack() as stack:
+        metrics = Metrics()
+        settings.warmstart_home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        cache = open_cache(settings)
+        stack.push_async_callback(cache.close)
+        table = await open_table(settings.lancedb, settings.space)
+        if settings.openai_base_url or not settings.embedding_enabled:
+            embedder = Embedder(settings, cache, base_url=settings.openai_base_url)
+        else:
+            from warmstart.local_embedder import LocalEmbedder
+
+            local = LocalEmbedder()
+            await local.start()
+            stack.push_async_callback(local.stop)
+            embedder = Embedder(settings, cache, base_url=local.base_url, transport=local.transport)
+        stack.push_async_callback(embedder.close)
+        dsn = settings.database_url.get_secret_value()
+        if not dsn:
+            from warmstart.postgres import EmbeddedPostgres
+
+            postgres = EmbeddedPostgres(settings.warmstart_home / "postgres")
+            dsn = await postgres.start()
+            stack.push_async_callback(postgres.stop)
+        bookkeeping = Bookkeeping(dsn)
+        await bookkeeping.open()
+        stack.push_async_callback(bookkeeping.close)
+        keys = KeyRing(bookkeeping, settings.warmstart_home / "keys.json", settings.key_snapshot_max_hours)
+        await keys.start()
+        stack.push_async_callback(keys.stop)
+        mismatch = settings.embedding_enabled and table.space != settings.space
+        writer = Writer(table, settings.embedding_dim, settings.embedding_enabled and not mismatch)
+        writer.start()
+        stack.push_async_callback(writer.close)
+        maintenance = Maintenance(table, writer, settings.vector_index_min_rows, settings.version_retention_s)
+        search = Search(settings, table, embedder, maintenance)
+        stack.push_async_callback(search.close)
+        if mismatch:
+            log.error("store.space", detail=space_mismatch(table, settings))
+        yield Runtime(
+            settings, metrics, cache, embedder, table, writer, maintenance, search, bookkeeping, keys,
+            RateLimiter(cache),
+        )  # fmt: skip

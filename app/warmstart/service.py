@@ -1,0 +1,354 @@
+"""What a tenant can do: the one implementation under REST, MCP and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import base64
+import binascii
+import hashlib
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from warmstart import __version__
+from warmstart.context import assemble, entry
+from warmstart.errors import CacheUnavailable, EmbeddingError, Invalid, NotFound, TenantAssertion
+from warmstart.memory import (
+    Batch,
+    BatchItem,
+    BatchResult,
+    ContextRequest,
+    ContextResult,
+    Counts,
+    DependencyHealth,
+    Health,
+    Hit,
+    ListRequest,
+    Memory,
+    MemoryPatch,
+    Mode,
+    NamespaceChange,
+    NamespaceInfo,
+    Namespaces,
+    NewMemory,
+    Page,
+    Ranks,
+    RecallRequest,
+    Saved,
+    SearchRequest,
+    SearchResult,
+)
+from warmstart.search import Budget, Outcome
+from warmstart.store import predicates as where
+from warmstart.store.predicates import Predicate
+from warmstart.store.reads import Order, Reader, filters_of_list
+from warmstart.store.schema import Row, encode_metadata, now, row_of
+from warmstart.store.writes import TenantWriter
+
+if TYPE_CHECKING:
+    from warmstart.runtime import Runtime
+
+log = structlog.get_logger(__name__)
+
+#: How long a conversation's memories are not given again.
+CONVERSATION_TTL_S: Final = 24 * 3600
+
+
+def to_memory(row: Row) -> Memory:
+    return Memory.model_validate(row | {"metadata": json.loads(row["metadata"])})
+
+
+def etag(row: Row) -> str:
+    return to_memory(row).etag
+
+
+class MemoryService:
+    """Implements `MemoryAPI` for one tenant; made anew for each request."""
+
+    def __init__(self, runtime: Runtime, user_id: str) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._user_id = user_id
+        self._reader = Reader(runtime.table, user_id)
+        trash = timedelta(days=runtime.settings.trash_days)
+        self._writer = TenantWriter(runtime.table, runtime.writer, user_id, trash)
+
+    # -- write
+
+    async def save(self, new: NewMemory) -> Saved:
+        row = row_of(new, self._user_id, now())
+        row["embedding"] = await self._vector_in_time(new.content)
+        row["embedding_status"] = "queued" if row["embedding"] is None else "ready"
+        [inserted] = await self._runtime.writer.insert([row])
+        if inserted.duplicate:
+            self._runtime.metrics.saved("duplicate")
+            kept = await self._row(inserted.id)
+            return Saved.model_validate(to_memory(kept).model_dump() | {"duplicate": True})
+        self._runtime.metrics.saved("queued" if row["embedding"] is None else "inline")
+        self._note(row)
+        return Saved.model_validate(to_memory(row).model_dump())
+
+    async def save_batch(self, batch: Batch) -> BatchResult:
+        at = now()
+        rows = [row_of(new, self._user_id, at) for new in batch.memories]
+        inserted = await self._runtime.writer.insert(rows)
+        for row, answer in zip(rows, inserted, strict=True):
+            if not answer.duplicate:
+                self._note(row)
+        created = sum(not i.duplicate for i in inserted)
+        self._runtime.metrics.saved("queued", created)
+        self._runtime.metrics.saved("duplicate", len(rows) - created)
+        return BatchResult(
+            results=[BatchItem(status="duplicate" if i.duplicate else "created", id=i.id) for i in inserted],
+            created=created,
+            duplicates=len(rows) - created,
+        )
+
+    async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory:
+        values = patch.changes()
+        if "metadata" in values:
+            values["metadata"] = encode_metadata(values["metadata"])
+        row = await self._writer.edit(memory_id, values, if_match, etag)
+        self._note(row)
+        return to_memory(row)
+
+    async def delete(self, memory_id: str, *, hard: bool = False, if_match: str | None = None) -> None:
+        if hard:
+            await self._writer.delete_for_good(memory_id, if_match, etag)
+            self._runtime.bookkeeping.note_gone([memory_id])
+            self._audit("memory.delete", memory_id)
+        else:
+            await self._writer.delete(memory_id, if_match, etag)
+
+    async def restore(self, memory_id: str) -> Memory:
+        return to_memory(await self._writer.restore(memory_id))
+
+    async def rename_namespace(self, name: str, to: str) -> NamespaceChange:
+        moved = await self._writer.rename_namespace(name, to)
+        self._audit("namespace.rename", self._user_id, {"memories": moved})
+        return NamespaceChange(name=to, memories=moved)
+
+    async def delete_namespace(self, name: str) -> NamespaceChange:
+        trashed = await self._writer.delete_namespace(name)
+        self._audit("namespace.delete", self._user_id, {"memories": trashed})
+        return NamespaceChange(name=name, memories=trashed)
+
+    async def _vector_in_time(self, content: str) -> list[float] | None:
+        """The vector of `content`, or None: the worker makes it later."""
+        if self._runtime.search.vectors_off:
+            return None
+        try:
+            [vector] = await self._runtime.embedder.embed_documents(
+                [content], self._settings.embed_save_budget_ms / 1000
+            )
+            return vector
+        except EmbeddingError as error:
+            self._runtime.metrics.degraded("save", "embedding")
+            log.info("save.embedding.queued", reason=error.reason)
+            return None
+
+    def _note(self, row: Row) -> None:
+        self._runtime.bookkeeping.note(
+            row["id"], self._user_id, row["embedding_status"], space=self._runtime.table.space.to_json()
+        )
+
+    def _audit(self, action: str, subject: str, detail: dict[str, Any] | None = None) -> None:
+        self._runtime.bookkeeping.audit(self._user_id, action, subject, detail)
+
+    # -- read
+
+    async def get(self, memory_id: str) -> Memory:
+        return to_memory(await self._row(memory_id))
+
+    async def _row(self, memory_id: str) -> Row:
+        row = (await self._reader.rows([memory_id])).get(memory_id)
+        if row is None:
+            raise NotFound(f"no memory {memory_id}", id=memory_id)
+        return row
+
+    async def list(self, request: ListRequest) -> Page:
+        return await self._page(filters_of_list(request), "recency", request, request.cursor, request.limit)
+
+    async def recall(self, request: RecallRequest) -> Page:
+        filters = [where.active()]
+        if request.namespace is not None:
+            filters.append(where.equals("namespace", request.namespace))
+        if request.since is not None:
+            filters.append(where.compare("created_at", ">=", request.since))
+        return await self._page(filters, request.order, request, request.cursor, request.limit)
+
+    async def _page(
+        self,
+        filters: builtins.list[Predicate],
+        order: Order,
+        request: ListRequest | RecallRequest,
+        cursor: str | None,
+        limit: int,
+    ) -> Page:
+        query = request.model_dump_json(exclude={"cursor", "limit"})
+        after = _decode_cursor(cursor, query, order) if cursor else None
+        rows = await self._reader.page(filters, order, after, limit + 1)
+        more = len(rows) > limit
+        rows = rows[:limit]
+        return Page(
+            memories=[to_memory(row) for row in rows],
+            next_cursor=_encode_cursor(rows[-1], query, order) if more else None,
+        )
+
+    async def counts(self) -> Counts:
+        groups = await self._reader.group(["namespace", "type"], [where.active()])
+        namespaces: dict[str, int] = {}
+        types: dict[str, int] = {}
+        for (namespace, kind), count in sorted(groups.items()):
+            namespaces[namespace] = namespaces.get(namespace, 0) + count
+            types[kind] = types.get(kind, 0) + count
+        trashed = await self._reader.count([where.is_not_null("deleted_at")])
+        return Counts(active=sum(types.values()), trashed=trashed, namespaces=namespaces, types=types)
+
+    async def namespaces(self) -> Namespaces:
+        active = await self._reader.group(["namespace"], [where.active()])
+        trashed = await self._reader.group(["namespace"], [where.is_not_null("deleted_at")])
+        return Namespaces(
+            namespaces=[
+                NamespaceInfo(name=key[0], active=active.get(key, 0), trashed=trashed.get(key, 0))
+                for key in sorted({*active, *trashed})
+            ]
+        )
+
+    # -- search
+
+    async def search(self, request: SearchRequest) -> SearchResult:
+        started = time.perf_counter()
+        limit = min(
+            request.limit if "limit" in request.model_fields_set else self._settings.default_limit,
+            self._settings.max_limit,
+        )
+        hits, outcome = await self._hits(request, limit, Budget.of(self._settings))
+        took = time.perf_counter() - started
+        self._runtime.metrics.search(outcome.mode, took)
+        for reason in outcome.degraded:
+            self._runtime.metrics.degraded("search", reason)
+        return SearchResult(hits=hits, mode=outcome.mode, degraded=outcome.degraded, took_ms=round(took * 1000, 3))
+
+    async def _hits(self, request: SearchRequest, limit: int, budget: Budget) -> tuple[builtins.list[Hit], Outcome]:
+        outcome = await self._runtime.search.run(self._user_id, request, budget)
+        best = outcome.ranked[:limit]
+        rows = await self._reader.rows([r.id for r in best], [where.active()])
+        hits = [
+            Hit.model_validate(
+                to_memory(rows[r.id]).model_dump() | {"score": r.score, "ranks": Ranks(vector=r.vector, text=r.text)}
+            )
+            for r in best
+            if r.id in rows
+        ]
+        return hits, outcome
+
+    async def context(self, request: ContextRequest) -> ContextResult:
+        """Never an error but a failed tenant check: what can't be had in time is an empty block."""
+        started = time.perf_counter()
+        block, ids, mode = "", builtins.list[str](), None
+        budget_s = (request.budget_ms or self._settings.context_budget_ms) / 1000
+        if request.query.strip():
+            try:
+                async with asyncio.timeout(budget_s):
+                    block, ids, mode = await self._context(request, budget_s)
+            except TenantAssertion:
+                raise
+            except Exception as error:
+                reason = "budget" if isinstance(error, TimeoutError) else "failed"
+                self._runtime.metrics.degraded("context", reason)
+                log.warning("context.empty", reason=reason, detail=str(error)[:300])
+        took = time.perf_counter() - started
+        self._runtime.metrics.context(took)
+        return ContextResult(context=block, ids=ids, mode=mode, latency_ms=round(took * 1000, 3))
+
+    async def _context(self, request: ContextRequest, budget_s: float) -> tuple[str, builtins.list[str], Mode | None]:
+        budget = Budget(
+            budget_s * 0.9,
+            min(self._settings.context_embed_budget_ms / 1000, budget_s * 0.6),
+            self._settings.arm_budget_ms / 1000,
+        )
+        search = SearchRequest(query=request.query, namespace=request.namespace)
+        (hits, outcome), given = await asyncio.gather(
+            self._hits(search, self._settings.default_limit, budget), self._given(request.conversation_id)
+        )
+        for reason in outcome.degraded:
+            self._runtime.metrics.degraded("context", reason)
+        entries = [(h.id, entry(h.title, h.content, h.facts)) for h in hits if h.id not in given]
+        block, ids = assemble(entries, request.token_budget)
+        if ids:
+            await self._remember(request.conversation_id, ids)
+        return block, ids, outcome.mode
+
+    def _conversation(self, conversation_id: str) -> str:
+        digest = hashlib.sha256(f"{self._user_id}\0{conversation_id}".encode()).hexdigest()
+        return f"ws:c:{digest}"
+
+    async def _given(self, conversation_id: str | None) -> set[str]:
+        """What this conversation has had already; best effort."""
+        if conversation_id is None:
+            return set()
+        try:
+            [ids] = await self._runtime.cache.pipeline(("SMEMBERS", self._conversation(conversation_id)))
+            return set(ids or [])
+        except CacheUnavailable:
+            return set()
+
+    async def _remember(self, conversation_id: str | None, ids: builtins.list[str]) -> None:
+        if conversation_id is None:
+            return
+        key = self._conversation(conversation_id)
+        try:
+            await self._runtime.cache.pipeline(("SADD", key, *ids), ("EXPIRE", key, CONVERSATION_TTL_S))
+        except CacheUnavailable:
+            return
+
+    # -- state
+
+    async def health(self) -> Health:
+        runtime = self._runtime
+        degraded, mode = runtime.rung()
+        active = where.active()
+        queued = await self._reader.count([where.equals("embedding_status", "queued"), active])
+        failed = await self._reader.count([where.equals("embedding_status", "failed"), active])
+        state = await runtime.maintenance.state()
+        return Health(
+            status="degraded" if degraded else "ok",
+            mode=mode,
+            degraded=degraded,
+            dependencies=[DependencyHealth(**d) for d in runtime.dependencies()],
+            queued=queued,
+            failed=failed,
+            unindexed_rows=state.unindexed_rows,
+            version=__version__,
+        )
+
+
+def _encode_cursor(row: Row, query: str, order: Order) -> str:
+    at = int(row["created_at"].timestamp() * 1_000_000)
+    key = [row["importance"], at, row["id"]] if order == "importance" else [at, row["id"]]
+    return base64.urlsafe_b64encode(json.dumps([_digest(query), *key]).encode()).decode().rstrip("=")
+
+
+def _decode_cursor(cursor: str, query: str, order: Order) -> tuple[Any, ...]:
+    """The keyset of the last row of the page before; a cursor only continues its own query."""
+    try:
+        digest, *key = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        *importance, at, last_id = key
+        if len(importance) != (order == "importance") or not isinstance(last_id, str):
+            raise ValueError(cursor)
+        created_at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(at))
+        keyset = (*(float(i) for i in importance), created_at, last_id)
+    except (ValueError, TypeError, OverflowError, binascii.Error):
+        raise Invalid("cursor: not one of ours; leave it out to start from the first page", field="cursor") from None
+    if digest != _digest(query):
+        raise Invalid("cursor: belongs to a query with other filters; repeat that query", field="cursor")
+    return keyset
+
+
+def _digest(query: str) -> str:
+    return hashlib.sha256(query.encode()).hexdigest()[:12]

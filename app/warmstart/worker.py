@@ -1,0 +1,256 @@
+"""Work that nobody waits for: vectors for queued memories, the trash, compaction, bookkeeping.
+
+The queue is the table itself (`embedding_status`), so this goes on with Postgres
+down; there are no claims to give back, since a vector is written only where the
+row still waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import structlog
+
+from warmstart.errors import BookkeepingUnavailable, EmbeddingError, WarmstartError
+from warmstart.runtime import Runtime
+from warmstart.store import predicates as where
+from warmstart.store.maintenance import MAX_SMALL_FRAGMENTS, TableState
+from warmstart.store.reads import Inspector, Reader
+from warmstart.store.schema import TABLE, Row, now
+from warmstart.store.writes import BackfillWriter, Vector
+
+log = structlog.get_logger(__name__)
+
+POLL_S: Final = 1.0
+#: Time for one batch; a provider that is slow for queries may still serve this.
+EMBED_TIMEOUT_S: Final = 60.0
+PAUSE_S: Final = (1.0, 30.0)
+RETRY_S: Final = (2.0, 300.0)
+#: Rows that failed and wait for their next try; more are tried again early.
+MAX_DEFERRED: Final = 2_000
+SWEEP_S: Final = 600.0
+SWEEP_ROWS: Final = 500
+COMPACT_CHECK_S: Final = 5.0
+RECONCILE_CHECK_S: Final = 5.0
+RECONCILE_S: Final = 3_600.0
+ORPHANS_S: Final = 86_400.0
+PURGE_S: Final = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    attempts: int
+    until: float
+
+
+class Worker:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._inspector = Inspector(runtime.table)
+        self._writes = BackfillWriter(runtime.table, runtime.writer, runtime.settings.embedding_dim)
+        self._deferred: dict[str, _Deferred] = {}
+        self._tenant = ""
+        self._pause_s = PAUSE_S[0]
+        self._optimized_version = -1
+        self._optimized_at = time.monotonic()
+        self._reconciled_at = float("-inf")
+
+    async def run(self) -> None:
+        """Until cancelled. A job that fails is logged, and tried again at its next time."""
+        async with asyncio.TaskGroup() as jobs:
+            jobs.create_task(self._backfill_forever())
+            for name, every_s, job in (
+                ("sweep", SWEEP_S, self.sweep),
+                ("compact", COMPACT_CHECK_S, self.compact_if_due),
+                ("reconcile", RECONCILE_CHECK_S, self.reconcile_if_due),
+                ("orphans", ORPHANS_S, self._runtime.maintenance.remove_orphans),
+                ("purge", PURGE_S, self._runtime.bookkeeping.purge),
+            ):
+                jobs.create_task(self._every(name, every_s, job))
+
+    async def _every(self, name: str, every_s: float, job: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            try:
+                await job()
+            except BookkeepingUnavailable:
+                pass  # said once by the bookkeeping itself
+            except Exception as error:
+                log.warning("worker.job.failed", job=name, error=str(error)[:300])
+            await asyncio.sleep(every_s)
+
+    # -- backfill
+
+    async def _backfill_forever(self) -> None:
+        wrote = self._runtime.writer.wrote
+        while True:
+            wrote.clear()
+            try:
+                pause = 0.0 if await self.backfill() else POLL_S
+            except EmbeddingError as error:
+                log.info("worker.backfill.paused", reason=error.reason, seconds=self._pause_s)
+                self._runtime.metrics.worker_failed(error.reason)
+                pause, self._pause_s = self._pause_s, min(self._pause_s * 2, PAUSE_S[1])
+                await asyncio.sleep(pause)
+                continue
+            except Exception as error:
+                log.warning("worker.job.failed", job="backfill", error=str(error)[:300])
+                await asyncio.sleep(POLL_S)
+                continue
+            self._pause_s = PAUSE_S[0]
+            if pause:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(wrote.wait(), pause)
+
+    async def backfill(self) -> int:
+        """One batch of the next tenant in turn; how many rows it dealt with.
+
+        Raises EmbeddingError where the provider, not a text, is at fault.
+        """
+        if self._runtime.search.vectors_off:
+            return 0
+        tenant = await self._inspector.next_queued_tenant(self._tenant)
+        if tenant is None and self._tenant:
+            tenant = await self._inspector.next_queued_tenant("")
+        if tenant is None:
+            return 0
+        self._tenant = tenant
+        rows = await self._waiting(tenant)
+        if not rows:
+            return 0
+        answers = await self._runtime.embedder.embed_each([r["content"] for r in rows], EMBED_TIMEOUT_S)
+        faults = [a for a in answers if isinstance(a, EmbeddingError)]
+        if faults and not any(f.text_at_fault for f in faults) and len(faults) == len(answers):
+            raise faults[0]
+        vectors = [
+            Vector(row["id"], tenant, row["content_hash"], answer)
+            for row, answer in zip(rows, answers, strict=True)
+            if not isinstance(answer, EmbeddingError)
+        ]
+        written = await self._writes.set_vectors(tenant, vectors) if vectors else []
+        self._note_ready(tenant, written)
+        await self._defer(
+            tenant,
+            [(row, a) for row, a in zip(rows, answers, strict=True) if isinstance(a, EmbeddingError)],
+        )
+        self._runtime.metrics.worker_embedded(len(written))
+        return len(rows)
+
+    async def _waiting(self, tenant: str) -> list[Row]:
+        at = time.monotonic()
+        self._deferred = {i: d for i, d in self._deferred.items() if d.attempts and d.until > at - RETRY_S[1]}
+        held = [i for i, d in self._deferred.items() if d.until > at]
+        filters = [where.equals("embedding_status", "queued"), where.active()]
+        if held:
+            filters.append(where.none_of("id", held))
+        reader = Reader(self._runtime.table, tenant)
+        return await reader.page(filters, "recency", None, self._settings.embed_batch_size)
+
+    def _note_ready(self, tenant: str, ids: list[str]) -> None:
+        space = self._runtime.table.space.to_json()
+        for memory_id in ids:
+            self._deferred.pop(memory_id, None)
+            self._runtime.bookkeeping.note(memory_id, tenant, "ready", space=space)
+
+    async def _defer(self, tenant: str, failures: list[tuple[Row, EmbeddingError]]) -> None:
+        """Try again later; a text that failed alone too often is given up."""
+        given_up: dict[str, str] = {}
+        for row, error in failures:
+            before = self._deferred.get(row["id"])
+            attempts = (before.attempts if before else 0) + (1 if error.text_at_fault else 0)
+            wait = min(RETRY_S[0] * 2**attempts, RETRY_S[1])
+            last = attempts >= self._settings.embed_max_attempts
+            if last:
+                given_up[row["id"]] = row["content_hash"]
+                self._deferred.pop(row["id"], None)
+            elif len(self._deferred) < MAX_DEFERRED:
+                self._deferred[row["id"]] = _Deferred(max(1, attempts), time.monotonic() + wait)
+            self._runtime.metrics.worker_failed(error.reason)
+            self._runtime.bookkeeping.note(
+                row["id"],
+                tenant,
+                "failed" if last else "queued",
+                attempts=attempts,
+                next_attempt_at=None if last else now() + timedelta(seconds=wait),
+                reason=error.reason,
+            )
+        if given_up:
+            await self._writes.set_failed(tenant, given_up)
+            log.warning("worker.embedding.given_up", memories=len(given_up), reason=failures[0][1].reason)
+
+    # -- the trash
+
+    async def sweep(self) -> int:
+        """Remove what has been in the trash for its whole time; how many."""
+        removed = 0
+        while True:
+            at = now()
+            ids = await self._inspector.expired_ids(at, SWEEP_ROWS)
+            if not ids:
+                break
+            await self._writes.purge(ids, at)
+            self._runtime.bookkeeping.note_gone(ids)
+            removed += len(ids)
+        if removed:
+            self._runtime.metrics.worker_swept(removed)
+            log.info("worker.swept", memories=removed)
+        return removed
+
+    # -- the table
+
+    async def compact_if_due(self) -> None:
+        maintenance = self._runtime.maintenance
+        state = await maintenance.state()
+        await self._measure(state)
+        written = state.version != self._optimized_version
+        late = time.monotonic() - self._optimized_at >= self._settings.optimize_after_s
+        if not written or (state.small_fragments < MAX_SMALL_FRAGMENTS and not late):
+            return
+        seconds = await maintenance.optimize()
+        if state.rows > self._settings.vector_index_min_rows and (done := await maintenance.care_for_vector_index()):
+            log.info("worker.vector_index", action=done)
+        self._optimized_version = (await maintenance.state()).version
+        self._optimized_at = time.monotonic()
+        self._runtime.metrics.optimized(TABLE, seconds)
+        log.info("worker.optimized", seconds=round(seconds, 3), fragments=state.fragments, rows=state.rows)
+
+    async def _measure(self, state: TableState) -> None:
+        metrics = self._runtime.metrics
+        queued, failed = [
+            await self._inspector.count(where.equals("embedding_status", status), where.active())
+            for status in ("queued", "failed")
+        ]
+        metrics.set_queue(queued, failed)
+        metrics.set_unindexed_rows("search_text", state.unindexed_rows)
+        metrics.set_table_versions(TABLE, state.versions)
+
+    # -- bookkeeping
+
+    async def reconcile_if_due(self) -> None:
+        """Make Postgres agree with the table: after an outage, after a start, and once an hour."""
+        bookkeeping = self._runtime.bookkeeping
+        due = bookkeeping.needs_reconcile or time.monotonic() - self._reconciled_at >= RECONCILE_S
+        if not due:
+            return
+        try:
+            done = await bookkeeping.reconcile(self._inspector.statuses(), self._runtime.table.space.to_json())
+        except WarmstartError as error:
+            await self._job_ran("reconcile", str(error))
+            raise
+        self._reconciled_at = time.monotonic()
+        await self._job_ran("reconcile", None)
+        log.info("worker.reconciled", result=str(done))
+
+    async def _job_ran(self, name: str, error: str | None) -> None:
+        with contextlib.suppress(BookkeepingUnavailable):
+            await self._runtime.bookkeeping.job_ran(name, error)
+
+    async def retry_failed(self) -> int:
+        """Queue again what was given up; how many."""
+        return await self._writes.retry_failed()
