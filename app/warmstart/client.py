@@ -115,8 +115,10 @@ class MemoryClient:
         answer = await self._send("PATCH", _path("memories", memory_id), body=patch, headers=headers)
         return _read(Memory, answer, self.url)
 
-    async def delete(self, memory_id: str, *, hard: bool = False) -> None:
-        await self._send("DELETE", _path("memories", memory_id), params={"hard": "true"} if hard else {})
+    async def delete(self, memory_id: str, *, hard: bool = False, if_match: str | None = None) -> None:
+        headers = {"If-Match": if_match} if if_match else {}
+        params = {"hard": "true"} if hard else {}
+        await self._send("DELETE", _path("memories", memory_id), params=params, headers=headers)
 
     async def restore(self, memory_id: str) -> Memory:
         return _read(Memory, await self._send("POST", _path("memories", memory_id, "restore")), self.url)

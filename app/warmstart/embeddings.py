@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +28,8 @@ from warmstart.upstash import Cache
 
 #: Requests under way at once, for queries and for documents each; further ones wait.
 MAX_REQUESTS: Final = 16
+#: Few enough that a slow provider finishes a request in seconds: what it finished is kept, whatever comes after.
+MAX_REQUEST_CHARS: Final = 32_000
 #: A cache notes by itself that it is slow; cut off by us it would not, and be asked for ever.
 CACHE_GRACE_S: Final = 0.05
 #: Writes to the cache under way at once; further ones are left out.
@@ -142,9 +144,8 @@ class Embedder:
         keys = [self._key("ws:e:", self._documents.prefix, _sha256(text)) for text in texts]
         known: dict[str, Result] = {**await self._cached(list(dict.fromkeys(keys)), deadline)}
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
-        results = await self._in_parts(
-            self._documents, list(missing.values()), self._settings.embed_batch_size, deadline
-        )
+        parts = _parts(list(missing.values()), self._settings.embed_batch_size)
+        results = await self._in_parts(self._documents, parts, deadline)
         fresh = dict(zip(missing, results, strict=True))
         self._store(fresh.items(), self._settings.embedding_cache_ttl_s)
         known.update(fresh)
@@ -193,10 +194,9 @@ class Embedder:
 
     # Batches, and finding the text at fault in one.
 
-    async def _in_parts(self, lane: _Lane, texts: list[str], size: int, deadline: float) -> list[Result]:
+    async def _in_parts(self, lane: _Lane, parts: Iterable[list[str]], deadline: float) -> list[Result]:
         results: list[Result] = []
-        for start in range(0, len(texts), size):
-            part = texts[start : start + size]
+        for part in parts:
             last = results[-1] if results else None
             if isinstance(last, EmbeddingError) and not last.text_at_fault:
                 results += [last] * len(part)  # the provider is down: the rest needs no asking
@@ -215,7 +215,7 @@ class Embedder:
         if len(texts) > 1:
             # A death costs a restart, a refusal only one more request.
             size = 1 if died else (len(texts) + 1) // 2
-            return await self._in_parts(lane, texts, size, deadline)
+            return await self._in_parts(lane, _parts(texts, size), deadline)
         if died and not again:
             return await self._embed(lane, texts, deadline, again=True)
         return [EmbeddingError(failure.reason, "the provider fails on this text alone", text_at_fault=True)]
@@ -324,6 +324,20 @@ class Embedder:
                 await self._cache.pipeline(*commands)
         except (CacheUnavailable, TimeoutError):
             pass
+
+
+def _parts(texts: list[str], size: int) -> Iterator[list[str]]:
+    """In order, at most `size` texts and MAX_REQUEST_CHARS each, but at least one text."""
+    part: list[str] = []
+    chars = 0
+    for text in texts:
+        if part and (len(part) == size or chars + len(text) > MAX_REQUEST_CHARS):
+            yield part
+            part, chars = [], 0
+        part.append(text)
+        chars += len(text)
+    if part:
+        yield part
 
 
 def _now() -> float:

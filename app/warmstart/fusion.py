@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,11 +27,14 @@ def contribution(rank: int) -> float:
     return 1 / (RRF_K + rank)
 
 
-def fuse(vector: Sequence[Candidate], text: Sequence[Candidate]) -> list[Ranked]:
-    """Both arms as one list, by score, then the newer, then the id: equal input gives equal output."""
-    created = {c.id: c.created_us for c in (*vector, *text)}
+def fuse(vector: Sequence[Candidate], text: Sequence[Candidate], weak: Container[str] = frozenset()) -> list[Ranked]:
+    """Both arms as one list, by score, then the newer, then the id: equal input gives equal output.
+
+    Rows of `text` in `weak` get no rank from it; the others keep theirs.
+    """
     vector_rank = {c.id: rank for rank, c in enumerate(vector, 1)}
-    text_rank = {c.id: rank for rank, c in enumerate(text, 1)}
+    text_rank = {c.id: rank for rank, c in enumerate(text, 1) if c.id not in weak}
+    created = {c.id: c.created_us for c in (*vector, *text) if c.id in vector_rank or c.id in text_rank}
     fused = [
         Ranked(
             id=i,

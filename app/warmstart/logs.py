@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -52,7 +52,7 @@ _VARIABLE = re.compile(r"[0-9a-f]{8,}|\d+", re.IGNORECASE)
 
 
 def configure(
-    level: str, log_format: str = "auto", *, secrets: Iterable[str] = (), stream: TextIO | None = None
+    level: str, log_format: str = "auto", *, secrets: Sequence[str] = (), stream: TextIO | None = None
 ) -> None:
     """Sends every logger's lines to `stream` (stderr). `secrets`: values that must never appear."""
     stream = stream or sys.stderr
@@ -60,9 +60,9 @@ def configure(
     _install(level, [_handler(logging.StreamHandler(stream), secrets, console=console)])
 
 
-def configure_client(level: str, name: str, directory: Path | None = None) -> None:
+def configure_client(level: str, name: str, directory: Path | None = None, *, secrets: Sequence[str] = ()) -> None:
     """For programs whose stdout is not theirs: rotating files, and warnings to stderr."""
-    stderr = _handler(logging.StreamHandler(sys.stderr), (), console=sys.stderr.isatty())
+    stderr = _handler(logging.StreamHandler(sys.stderr), secrets, console=sys.stderr.isatty())
     stderr.setLevel(logging.WARNING)
     handlers = [stderr]
     directory = directory or Path.home() / ".warmstart" / "logs"
@@ -74,7 +74,7 @@ def configure_client(level: str, name: str, directory: Path | None = None) -> No
             backupCount=CLIENT_LOG_FILES,
             encoding="utf-8",
         )
-        handlers.append(_handler(file, (), console=False))
+        handlers.append(_handler(file, secrets, console=False))
     except OSError:
         pass  # a home that can't be written is no reason not to serve
     _install(level, handlers)
@@ -118,7 +118,7 @@ def _shared() -> list[Processor]:
     ]
 
 
-def _handler(handler: logging.Handler, secrets: Iterable[str], *, console: bool) -> logging.Handler:
+def _handler(handler: logging.Handler, secrets: Sequence[str], *, console: bool) -> logging.Handler:
     render: list[Processor]
     if console:
         plain = structlog.dev.plain_traceback
@@ -170,7 +170,7 @@ def _cut(value: Any) -> Any:
 class _Blank:
     """The last step: blanks what looks like a secret, or is one, in the finished line."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
+    def __init__(self, secrets: Sequence[str]) -> None:
         known = sorted({s for s in secrets if len(s) >= MIN_SECRET}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 

@@ -33,6 +33,7 @@ MAX_TAGS: Final = 20
 MAX_TAG: Final = 64
 MAX_SOURCE: Final = 200
 MAX_METADATA_BYTES: Final = 4_096
+MAX_METADATA_DEPTH: Final = 20
 MAX_BATCH: Final = 100
 MAX_QUERY: Final = 16_384
 MAX_CURSOR: Final = 512
@@ -85,7 +86,17 @@ def _instant(value: Any) -> Any:
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+def _depth(value: Any, most: int = MAX_METADATA_DEPTH) -> int:
+    """Levels of nesting, counted to one above `most`."""
+    if most < 0 or not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max((_depth(v, most - 1) for v in inner), default=0)
+
+
 def _metadata(value: dict[str, Any]) -> dict[str, Any]:
+    if _depth(value) > MAX_METADATA_DEPTH:
+        raise ValueError(f"must be nested at most {MAX_METADATA_DEPTH} levels deep")
     try:
         encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -405,7 +416,10 @@ def _fault(error: Any) -> dict[str, Any]:
     if kind in ("missing", "extra_forbidden"):
         fault["fault"] = kind
     elif (
-        kind.endswith("_type") or (kind == "value_error" and "in a string" in error["msg"]) or kind == "int_from_float"
+        kind.endswith("_type")
+        or kind == "int_from_float"
+        or (kind == "value_error" and "in a string" in error["msg"])
+        or (kind == "literal_error" and not isinstance(value, str))
     ):
         fault["fault"] = "type"
     else:

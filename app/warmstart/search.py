@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
+from warmstart.arms import CANDIDATES, vector_scores, weak_rows
 from warmstart.config import Settings
 from warmstart.embeddings import Embedder
 from warmstart.errors import EmbeddingError, TenantAssertion
@@ -119,7 +121,8 @@ class Search:
             outcome.mode = "keyword"
         elif texts is None:
             outcome.mode = "vector"
-        outcome.ranked = self._cut(fuse(vectors or [], texts or []), request.min_score, outcome)
+        weak = await self._weak(request.query, texts) if vectors and texts else frozenset()
+        outcome.ranked = self._cut(fuse(vectors or [], texts or [], weak), request.min_score, outcome)
         return outcome
 
     @staticmethod
@@ -177,7 +180,18 @@ class Search:
         self, reader: Reader, user_id: str, values: Sequence[float], filters: Sequence[Predicate]
     ) -> list[Candidate]:
         exact = not await self._is_large(reader, user_id)
-        return await reader.vector_arm(values, filters, self._settings.fetch_depth, exact=exact)
+        near = await reader.vector_arm(values, filters, CANDIDATES, exact=exact)
+        if not near:
+            return []
+        scores = vector_scores(np.asarray(values, dtype=np.float32), np.stack([c.evidence for c in near]))
+        ordered = [replace(c, score=score) for c, score in zip(near, scores, strict=True)]
+        ordered.sort(key=lambda c: c.order)
+        return ordered[: self._settings.fetch_depth]
+
+    async def _weak(self, query: str, texts: Sequence[Candidate]) -> frozenset[str]:
+        [terms] = await self._frequencies.terms([query_text(query)])
+        weak = weak_rows(list(dict.fromkeys(terms))[:MAX_TERMS], [c.evidence for c in texts])
+        return frozenset(c.id for c, is_weak in zip(texts, weak, strict=True) if is_weak)
 
     async def _is_large(self, reader: Reader, user_id: str) -> bool:
         """Whether the tenant is past the size up to which search is exact, and an index serves it."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import base64
 import binascii
+import builtins
 import hashlib
 import json
 import time

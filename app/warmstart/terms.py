@@ -16,7 +16,8 @@ from warmstart.memory import fold
 #: A query with more distinct terms keeps the rarest of them.
 MAX_TERMS: Final = 32
 
-_COMPOUND = re.compile(r"[A-Za-z0-9]+(?:[_.\-/:\\]+[A-Za-z0-9]+)+|[A-Za-z][A-Za-z0-9]+")
+_COMPOUND = re.compile(r"[A-Za-z0-9]+(?:[_.\-/:\\]+[A-Za-z0-9]+)*")
+_SEPARATORS = re.compile(r"[_.\-/:\\]+")
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _HANGUL = re.compile("[\uac00-\ud7a3]{2,}")
 #: Names that a word splitter reduces to one letter.
@@ -27,8 +28,10 @@ _SYMBOLIC_WORDS: Final = {"c++": "cplusplus", "c#": "csharp", "f#": "fsharp", ".
 def split_identifiers(text: str) -> Iterator[str]:
     """The parts of each `camelCase`, `snake_case`, dotted or path-like word, in order."""
     for match in _COMPOUND.finditer(text):
-        word = match.group()
-        parts = [p for piece in re.split(r"[_.\-/:\\]+", word) for p in _CAMEL.findall(piece)]
+        pieces = _SEPARATORS.split(match.group())
+        if len(pieces) == 1:
+            pieces = [pieces[0].lstrip("0123456789")]  # "20ms" is no identifier
+        parts = [p for piece in pieces for p in _CAMEL.findall(piece)]
         if len(parts) > 1:
             yield from parts
 

@@ -360,8 +360,9 @@ class LocalCache:
         return self._incrby(key, "1")
 
     def _incrby(self, key: str, amount: str) -> int:
+        step = _integer(amount)
         value = self._string(key)
-        total = _integer("0" if value is None else value) + _integer(amount)
+        total = _integer("0" if value is None else value) + step
         if not -(2**63) <= total < 2**63:
             raise CacheUnavailable("ERR increment or decrement would overflow")
         entry = self._find(key)

@@ -158,8 +158,10 @@ class InMemoryAPI:
         self.rows[memory_id] = row.model_copy(update={**changes, "updated_at": self._tick()})
         return self.rows[memory_id]
 
-    async def delete(self, memory_id: str, *, hard: bool = False) -> None:
+    async def delete(self, memory_id: str, *, hard: bool = False, if_match: str | None = None) -> None:
         row = await self.get(memory_id)
+        if if_match is not None and if_match != row.etag:
+            raise Stale(f"{memory_id} changed since it was read")
         if hard:
             del self.rows[memory_id]
             return
@@ -259,6 +261,10 @@ class FakeRuntime:
 
     async def ready(self) -> tuple[bool, dict[str, Any]]:
         return self.readiness
+
+    def reset(self) -> None:
+        """As new, under a running application."""
+        vars(self).update(vars(FakeRuntime()))
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[FakeRuntime]:

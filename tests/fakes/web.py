@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import uvicorn
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
@@ -28,6 +32,24 @@ def serving(runtime: FakeRuntime, *, key: str | None = KEY, address: str = "127.
         app, URL, headers=headers, client=(address, 50000), raise_server_exceptions=False, follow_redirects=False
     ) as client:
         yield client
+
+
+@contextmanager
+def listening(runtime: FakeRuntime) -> Iterator[str]:
+    """The application on a real socket, in a thread of its own; gives the URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(create_app(runtime.open), log_config=None, access_log=False, proxy_headers=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
 
 
 @asynccontextmanager

@@ -8,14 +8,17 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from warmstart.postgres import EmbeddedPostgres
+from warmstart.postgres import SETTINGS, EmbeddedPostgres
 from warmstart.store.bookkeeping import Bookkeeping
+
+ROOM_FOR_CLUSTERS = 2_000_000_000
 
 
 class TestServer:
@@ -28,7 +31,9 @@ class TestServer:
         self.dsn = ""
 
     async def start(self) -> None:
-        self.dsn = await self.embedded.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(SETTINGS, "fsync", "off")  # no test of it cuts the power, and it is most of the time
+            self.dsn = await self.embedded.start()
 
     def freeze(self) -> None:
         """Connections are taken by the kernel, and nothing ever answers."""
@@ -49,17 +54,35 @@ class TestServer:
 
     def _signal(self, sign: signal.Signals) -> None:
         for pid in self.embedded.processes():
-            os.kill(pid, sign)
+            with suppress(ProcessLookupError):  # a session that ended just now
+                os.kill(pid, sign)
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """In memory where there is room: a cluster is a thousand files a database."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > ROOM_FOR_CLUSTERS
+    made = Path(tempfile.mkdtemp(prefix="warmstart-test-", dir=memory if roomy else None))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    with scratch_directory() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
 def postgres_session() -> Iterator[TestServer]:
-    directory = Path(tempfile.mkdtemp(prefix="warmstart-test-"))
-    server = TestServer(directory / "postgres")
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.embedded.stop())
-    shutil.rmtree(directory)
+    with scratch_directory() as directory:
+        server = TestServer(directory / "postgres")
+        asyncio.run(server.start())
+        yield server
+        asyncio.run(server.embedded.stop())
 
 
 @pytest.fixture
@@ -71,14 +94,12 @@ async def postgres(postgres_session: TestServer) -> AsyncIterator[TestServer]:
 
 @pytest.fixture
 async def dsn(postgres_session: TestServer) -> AsyncIterator[str]:
-    """An empty database."""
+    """An empty database; they go with the server, since dropping one costs a checkpoint."""
     name = f"test_{uuid4().hex}"
     async with await psycopg.AsyncConnection.connect(postgres_session.dsn, autocommit=True) as conn:
         await conn.execute(f"CREATE DATABASE {name}")
     yield postgres_session.dsn.replace("/postgres?", f"/{name}?")
     await postgres_session.heal()
-    async with await psycopg.AsyncConnection.connect(postgres_session.dsn, autocommit=True) as conn:
-        await conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

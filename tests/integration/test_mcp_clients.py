@@ -34,6 +34,7 @@ def environment(home: Path) -> dict[str, str]:
         "PATH": f"{NODE_BIN}:{os.environ['PATH']}",
         "HOME": str(home),
         "NO_COLOR": "1",
+        "FORCE_COLOR": "0",
         "DISABLE_AUTOUPDATER": "1",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
@@ -51,7 +52,9 @@ async def run(*command: str | Path, home: Path, ok: bool = True) -> str:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert (process.returncode == 0) is ok, f"{command[0]} ended with {process.returncode}\n{out.decode()}\n{err.decode()}"
+    assert (process.returncode == 0) is ok, (
+        f"{command[0]} ended with {process.returncode}\n{out.decode()}\n{err.decode()}"
+    )
     return out.decode()
 
 
@@ -159,11 +162,13 @@ def inspector(clients: Path, target: list[str], era: str) -> list[str | Path]:
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 async def test_inspector(era: str, target: list[str], node_clients: Path, tmp_path: Path) -> None:
     command = inspector(node_clients, target, era)
-    listed = json.loads(await run(*command, "--method", "tools/list", "--strict", home=tmp_path))
-    assert [tool["name"] for tool in listed["tools"]] == TOOLS
-
-    save = ["--method", "tools/call", "--tool-name", "memory_save", "--tool-arg", f"content=Wombats of {era} {target[0]}"]
-    saved = json.loads(await run(*command, *save, home=tmp_path))
+    content = f"content=Wombats of {era} {target[0]}"
+    listing, saving = await asyncio.gather(
+        run(*command, "--method", "tools/list", "--strict", home=tmp_path),
+        run(*command, "--method", "tools/call", "--tool-name", "memory_save", "--tool-arg", content, home=tmp_path),
+    )
+    assert [tool["name"] for tool in json.loads(listing)["tools"]] == TOOLS
+    saved = json.loads(saving)
     assert saved["structuredContent"]["id"].startswith("mem_")
     assert ("io.modelcontextprotocol/serverInfo" in saved.get("_meta", {})) is (era == "modern")
 

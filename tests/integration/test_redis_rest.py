@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +29,13 @@ from fakes.redis_server import RedisServer, free_port, wait_for_port
 from warmstart.errors import CacheUnavailable, ConfigError
 from warmstart.ratelimit import RateLimiter
 from warmstart.redis_rest import create_app
-from warmstart.redis_rest.app import ALLOWED, MAX_ARGUMENT_BYTES, MAX_BODY_BYTES, MAX_COMMANDS
+from warmstart.redis_rest.app import (
+    ALLOWED,
+    MAX_ARGUMENT_BYTES,
+    MAX_BODY_BYTES,
+    MAX_COMMANDS,
+    MAX_REQUESTS_AT_ONCE,
+)
 from warmstart.upstash import LocalCache, UpstashCache
 
 pytestmark = pytest.mark.services
@@ -106,7 +113,7 @@ def test_python_strings_hashes_lists_and_sets(official: Redis) -> None:
     assert official.set("a", "grüße 日本語 🎉", ex=60) is True
     assert official.get("a") == "grüße 日本語 🎉"
     assert 50 < official.ttl("a") <= 60
-    assert official.set("a", "x", nx=True) is None
+    assert official.set("a", "x", nx=True) is False
     assert official.mset({"b": "OK", "c": "T0s="})
     assert official.mget("b", "c", "none") == ["OK", "T0s=", None]
     assert official.incrby("n", 41) == 41
@@ -157,9 +164,7 @@ def test_node_redis_and_ratelimit(url: str) -> None:
     )
     assert installed.returncode == 0, installed.stderr
     env = {**os.environ, "UPSTASH_REDIS_REST_URL": url, "UPSTASH_REDIS_REST_TOKEN": TOKEN}
-    done = subprocess.run(
-        [node, "upstash.mjs"], cwd=CLIENTS, env=env, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([node, "upstash.mjs"], cwd=CLIENTS, env=env, capture_output=True, text=True, timeout=60)
     checks = [json.loads(line) for line in done.stdout.splitlines()]
     assert [c for c in checks if not c["ok"]] == []
     assert done.returncode == 0, done.stderr
@@ -435,6 +440,32 @@ def test_a_script_that_hangs_is_answered_in_time_and_killed(http: httpx.Client) 
     while command(http, "SET", "a", "x") != (200, {"result": "OK"}):
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+async def test_a_body_that_does_not_arrive_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmstart.redis_rest.app.BODY_TIMEOUT_S", 0.05)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b'["GET",'
+        await asyncio.sleep(5)
+
+    transport = httpx.ASGITransport(create_app("redis://127.0.0.1:1", TOKEN))
+    async with httpx.AsyncClient(transport=transport, base_url="http://rest", params={"_token": TOKEN}) as client:
+        assert (await client.post("/", content=slow())).status_code == 408
+
+
+async def test_more_requests_at_once_than_the_limit_are_503(server: RedisServer, url: str) -> None:
+    server.freeze()
+    try:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(params={"_token": TOKEN}, timeout=15, limits=limits) as client:
+            calls = [client.get(f"{url}/get/a") for _ in range(MAX_REQUESTS_AT_ONCE + 10)]
+            answers = await asyncio.gather(*calls)
+    finally:
+        server.thaw()
+    assert sorted(a.status_code for a in answers) == [503] * 10 + [504] * MAX_REQUESTS_AT_ONCE
+    refused = next(a for a in answers if a.status_code == 503)
+    assert refused.json() == {"error": f"ERR more than {MAX_REQUESTS_AT_ONCE} requests at once"}
 
 
 # -- faults

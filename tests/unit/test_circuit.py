@@ -54,9 +54,7 @@ def test_one_trial_at_a_time_after_each_pause(circuit: Circuit, clock: Clock) ->
     assert circuit.admit() is Admission.NORMAL
 
 
-def test_the_pause_doubles_up_to_the_longest_and_starts_again_after_a_success(
-    circuit: Circuit, clock: Clock
-) -> None:
+def test_the_pause_doubles_up_to_the_longest_and_starts_again_after_a_success(circuit: Circuit, clock: Clock) -> None:
     for _ in range(FAILURES_TO_OPEN):
         fail(circuit)
     pauses = []

@@ -134,15 +134,19 @@ async def test_it_brings_its_own_transport(provider: FakeProvider, cache: SpiedC
     await embedder.close()
 
 
-async def test_batches_are_split_at_the_limit_and_come_back_in_order(
-    make: Make, provider: FakeProvider
-) -> None:
+async def test_batches_are_split_at_the_limit_and_come_back_in_order(make: Make, provider: FakeProvider) -> None:
     provider.mode = "out-of-order"
     texts = [f"text {n}" for n in range(7)]
     vectors = await make(embed_batch_size=3).embed_documents(texts, BUDGET_S)
     assert [len(request.texts) for request in provider.requests] == [3, 3, 1]
     for text, vector in zip(texts, vectors, strict=True):
         assert vector == pytest.approx(unit(vector_of(f"passage: {text}", DIM)), abs=1e-6)
+
+
+async def test_long_texts_go_in_smaller_requests(embedder: Embedder, provider: FakeProvider) -> None:
+    texts = [f"{n}" + "x" * 7_999 for n in range(9)] + ["y" * 50_000, "z"]
+    assert len(await embedder.embed_documents(texts, BUDGET_S)) == 11
+    assert [len(request.texts) for request in provider.requests] == [4, 4, 1, 1, 1]
 
 
 async def test_no_texts_need_no_provider(embedder: Embedder, provider: FakeProvider) -> None:
@@ -213,9 +217,7 @@ async def test_a_list_of_another_length_has_the_wrong_width(embedder: Embedder, 
     assert await reason_of(embedder.embed_query("short", BUDGET_S)) == "wrong-width"
 
 
-@pytest.mark.parametrize(
-    "value", [None, "!!!", "AAA=", {}, [1, "2"], [True] * DIM, [[1.0] * DIM], [10**400] * DIM]
-)
+@pytest.mark.parametrize("value", [None, "!!!", "AAA=", {}, [1, "2"], [True] * DIM, [[1.0] * DIM], [10**400] * DIM])
 def test_a_vector_of_another_kind_is_malformed(value: Any) -> None:
     answer = {"data": [{"index": 0, "embedding": value}]}
     with pytest.raises(EmbeddingError) as caught:
@@ -380,20 +382,33 @@ async def test_a_single_bad_text_is_told_from_a_bad_provider(
     assert caught.value.text_at_fault
 
 
-async def test_refused_texts_never_open_the_circuit_for_others(
-    embedder: Embedder, provider: FakeProvider
-) -> None:
+async def test_refused_texts_never_open_the_circuit_for_others(embedder: Embedder, provider: FakeProvider) -> None:
     provider.mode, provider.only_for = "status-413", "poison"
     for n in range(3 * FAILURES_TO_OPEN):
         assert await reason_of(embedder.embed_query(f"poison {n}", BUDGET_S)) == "status-413"
+    provider.delay_s = 0.2  # so that all are refused together
+    at_once = (embedder.embed_query(f"more poison {n}", BUDGET_S) for n in range(12))
+    for error in await asyncio.gather(*at_once, return_exceptions=True):
+        assert isinstance(error, EmbeddingError)
+        assert error.text_at_fault
     assert len(await embedder.embed_query("fine", BUDGET_S)) == DIM
     assert embedder.healthy
 
 
-async def test_a_reset_by_chance_is_no_fault_of_the_text(embedder: Embedder, provider: FakeProvider) -> None:
+@pytest.mark.parametrize("texts", [["a"], ["a", "b"]])
+async def test_a_reset_by_chance_is_no_fault_of_the_text(
+    embedder: Embedder, provider: FakeProvider, texts: list[str]
+) -> None:
     provider.mode = "reset"
     asyncio.get_running_loop().call_later(0.4, lambda: setattr(provider, "mode", "ok"))
-    assert len(await embedder.embed_documents(["a", "b"], BUDGET_S)) == 2
+    assert len(await embedder.embed_documents(texts, BUDGET_S)) == len(texts)
+
+
+async def test_a_deadly_text_kills_no_more_often_than_needed(embedder: Embedder, provider: FakeProvider) -> None:
+    provider.mode, provider.only_for = "reset", "poison"
+    await embedder.embed_each([*(f"text {n}" for n in range(15)), "poison"], BUDGET_S)
+    deadly = [request for request in provider.requests if "passage: poison" in request.texts]
+    assert len(deadly) == 3  # with the others, alone, and alone again to be sure
 
 
 async def test_a_provider_that_takes_less_at_once_still_gets_everything(
@@ -403,9 +418,7 @@ async def test_a_provider_that_takes_less_at_once_still_gets_everything(
     assert len(await embedder.embed_documents([f"text {n}" for n in range(20)], BUDGET_S)) == 20
 
 
-async def test_a_provider_that_is_down_is_asked_once_for_a_large_call(
-    make: Make, provider: FakeProvider
-) -> None:
+async def test_a_provider_that_is_down_is_asked_once_for_a_large_call(make: Make, provider: FakeProvider) -> None:
     provider.mode = "status-503"
     results = await make(embed_batch_size=2).embed_each([f"text {n}" for n in range(20)], BUDGET_S)
     assert {r.reason for r in results if isinstance(r, EmbeddingError)} == {"status-503"}
@@ -416,9 +429,7 @@ async def test_a_provider_that_is_down_is_asked_once_for_a_large_call(
 # The circuit
 
 
-async def test_a_dead_provider_soon_costs_nothing_and_logs_once(
-    embedder: Embedder, provider: FakeProvider
-) -> None:
+async def test_a_dead_provider_soon_costs_nothing_and_logs_once(embedder: Embedder, provider: FakeProvider) -> None:
     provider.mode = "status-503"
     with capture_logs() as logs:
         for n in range(FAILURES_TO_OPEN):
@@ -539,9 +550,7 @@ async def test_a_cached_value_of_another_length_or_kind_is_a_miss(
     assert len(provider.requests) == 2
 
 
-async def test_a_dead_cache_changes_nothing(
-    embedder: Embedder, provider: FakeProvider, cache: SpiedCache
-) -> None:
+async def test_a_dead_cache_changes_nothing(embedder: Embedder, provider: FakeProvider, cache: SpiedCache) -> None:
     cache.broken = True
     assert await embedder.embed_query("a", BUDGET_S) == await embedder.embed_query("a", BUDGET_S)
     assert len(await embedder.embed_documents(["a"], BUDGET_S)) == 1

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import secrets
 import stat
+import subprocess
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -51,7 +52,7 @@ class Books:
 
     async def keys_fingerprint(self) -> str:
         self._up()
-        return "".join(sorted(self.rows))
+        return f"{len(self.rows)}:" + "".join(sorted(self.rows))
 
     async def active_keys(self, limit: int) -> list[KeyRow]:
         self._up()
@@ -226,13 +227,13 @@ async def test_the_snapshot_is_used_for_72_hours_after_postgres_confirmed_it(
 async def test_an_idle_confirmation_is_written_now_and_then(path: Path) -> None:
     clock = Clock()
     opened = await ring(Books(new_key()), path, clock=clock)
-    before = json.loads(path.read_text())["confirmed_at"]
+    before = content(path)["confirmed_at"]
     clock.now += 59
     await asyncio.sleep(0.05)
-    assert json.loads(path.read_text())["confirmed_at"] == before
+    assert content(path)["confirmed_at"] == before
     clock.now += 2
     await asyncio.sleep(0.1)
-    assert json.loads(path.read_text())["confirmed_at"] == before + 61
+    assert content(path)["confirmed_at"] == before + 61
     await opened.stop()
 
 
@@ -272,6 +273,7 @@ async def test_a_tombstone_wins_over_a_postgres_restored_from_a_backup(path: Pat
 async def test_a_key_made_and_revoked_between_refreshes_does_not_stay(path: Path) -> None:
     books = Books()
     opened = await ring(books, path, refresh_s=0.1)
+    await asyncio.sleep(0.25)  # its own file is read by then
     key = new_key()
     books.rows = Books(key).rows
     assert (await opened.identify(key)).user_id == "usr_0"
@@ -316,7 +318,7 @@ async def test_an_admitted_key_works_without_postgres_and_is_written_nowhere(pat
     opened.admit(key, "usr_here")
     books.healthy = False
     assert (await opened.identify(key)).user_id == "usr_here"
-    assert hash_key(key) not in path.read_text()
+    assert hash_key(key) not in read(path)
     with pytest.raises(ValueError, match="not an API key"):
         opened.admit("short", "usr_here")
     await opened.stop()
@@ -337,6 +339,22 @@ async def test_too_many_keys_are_loaded_up_to_the_limit_and_the_rest_is_asked_fo
 # -- the file
 
 
+def read(path: Path) -> str:
+    return path.read_text()
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def content(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
 def filled(*hashes: str, confirmed_at: float = 1_000.0) -> Snapshot:
     return Snapshot(confirmed_at, {h: SnapshotKey(f"key_{i}", "usr_1", False) for i, h in enumerate(hashes)})
 
@@ -344,9 +362,9 @@ def filled(*hashes: str, confirmed_at: float = 1_000.0) -> Snapshot:
 async def test_the_file_is_private_and_holds_no_key(path: Path) -> None:
     key = new_key()
     await (await ring(Books(key), path)).stop()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert key not in path.read_text()
-    assert hash_key(key) in path.read_text()
+    assert mode(path) == 0o600
+    assert key not in read(path)
+    assert hash_key(key) in read(path)
 
 
 @pytest.mark.parametrize(
@@ -356,15 +374,15 @@ async def test_the_file_is_private_and_holds_no_key(path: Path) -> None:
      '"revoked": {}}', '{"version": 1, "confirmed_at": "x", "keys": {}, "revoked": {}}'],
 )  # fmt: skip
 async def test_a_corrupt_file_is_set_aside_and_made_anew(text: str, path: Path) -> None:
-    path.write_text(text)
+    write(path, text)
     key = new_key()
     opened = await ring(Books(key), path)
-    assert path.with_name("keys.json.corrupt").read_text() == text
-    assert list(json.loads(path.read_text())["keys"]) == [hash_key(key)]
+    assert read(path.with_name("keys.json.corrupt")) == text
+    assert list(content(path)["keys"]) == [hash_key(key)]
     await opened.stop()
 
 
-async def test_a_key_that_is_unlimited_only_by_a_wrong_type_is_not(path: Path) -> None:
+def test_a_key_that_is_unlimited_only_by_a_wrong_type_is_not(path: Path) -> None:
     row = {"key_id": "k", "user_id": "u", "unlimited": "yes"}
     path.write_text(json.dumps({"version": 1, "confirmed_at": time.time(), "keys": {"0" * 64: row}, "revoked": {}}))
     loaded = key_snapshot.load(path)
@@ -413,21 +431,21 @@ def test_revoking_in_the_file_names_one_key(path: Path) -> None:
     assert [k.key_id for k in after.keys.values()] == ["key_0"]
 
 
-def _write_many(path: Path, first: int) -> None:
-    for i in range(first, first + 25):
-        key_snapshot.save(path, Snapshot(revoked={f"{i:064x}": Tombstone(f"key_{i}", 1_000.0)}), 1_000.0)
+WRITER = """
+import sys
+from pathlib import Path
+from warmstart import key_snapshot as k
+for i in range(int(sys.argv[2]), int(sys.argv[2]) + 25):
+    k.save(Path(sys.argv[1]), k.Snapshot(revoked={f"{i:064x}": k.Tombstone(f"key_{i}", 1_000.0)}), 1_000.0)
+"""
 
 
 def test_processes_that_write_at_once_lose_no_tombstone(path: Path) -> None:
     key_snapshot.save(path, filled("f" * 64), 1_000)
-    processes = [multiprocessing.get_context("spawn").Process(target=_write_many, args=(path, n)) for n in (0, 25)]
-    for process in processes:
-        process.start()
-    while any(p.is_alive() for p in processes):
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(n)]) for n in (0, 25)]
+    while any(w.poll() is None for w in writers):
         assert key_snapshot.load(path) is not None  # never half of one
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
+    assert [w.returncode for w in writers] == [0, 0]
     after = key_snapshot.load(path)
     assert after is not None
     assert len(after.revoked) == 50

@@ -353,9 +353,7 @@ async def test_nx_sets_only_what_is_not_there(clock):
 )
 async def test_what_redis_refuses_is_cache_unavailable_and_the_rest_still_runs(command, message):
     cache = LocalCache()
-    await cache.pipeline(
-        ("SET", "word", "x"), ("SET", "empty", ""), ("SET", "most", 2**63 - 1), ("SADD", "set", "x")
-    )
+    await cache.pipeline(("SET", "word", "x"), ("SET", "empty", ""), ("SET", "most", 2**63 - 1), ("SADD", "set", "x"))
     with pytest.raises(CacheUnavailable, match=message):
         await cache.pipeline(command, ("SET", "after", "1"))
     assert await cache.pipeline(("GET", "after")) == ["1"]

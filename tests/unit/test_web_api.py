@@ -25,9 +25,17 @@ from warmstart.memory import MAX_CONTENT
 UNKNOWN = "mem_" + "0" * 26
 
 
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[FakeRuntime, TestClient]]:
+    runtime = FakeRuntime()
+    with serving(runtime) as client:
+        yield runtime, client
+
+
 @pytest.fixture
-def runtime() -> FakeRuntime:
-    return FakeRuntime()
+def runtime(served: tuple[FakeRuntime, TestClient]) -> FakeRuntime:
+    served[0].reset()
+    return served[0]
 
 
 @pytest.fixture
@@ -36,9 +44,8 @@ def tenant(runtime: FakeRuntime) -> InMemoryAPI:
 
 
 @pytest.fixture
-def http(runtime: FakeRuntime) -> Iterator[TestClient]:
-    with serving(runtime) as client:
-        yield client
+def http(served: tuple[FakeRuntime, TestClient], runtime: FakeRuntime) -> TestClient:
+    return served[1]
 
 
 def saved(http: TestClient, content: str = "use uv, not pip", **fields: object) -> dict[str, object]:
@@ -280,7 +287,9 @@ def test_query_parameters_are_strict(http: TestClient, query: str, field: str) -
     assert problem(http.get(f"/v1/memories?{query}"), 422, "invalid")["field"] == field
 
 
-@pytest.mark.parametrize("query", ["limit=1", "limit=200", "only_deleted=true", "only_deleted=False", "tag=" + "x" * 64])
+@pytest.mark.parametrize(
+    "query", ["limit=1", "limit=200", "only_deleted=true", "only_deleted=False", "tag=" + "x" * 64]
+)
 def test_query_parameters_at_their_limits(http: TestClient, query: str) -> None:
     assert http.get(f"/v1/memories?{query}").status_code == 200
 

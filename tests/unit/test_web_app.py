@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 from fakes.memory_api import KEY, FakeRuntime
 from fakes.web import bearer, serving
 from warmstart.errors import PROBLEM_BASE, StoreUnavailable
+from warmstart.web.app import Answer
 
 RPC = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 INITIALIZE = {
@@ -21,15 +23,22 @@ INITIALIZE = {
 }
 
 
-@pytest.fixture
-def runtime() -> FakeRuntime:
-    return FakeRuntime()
-
-
-@pytest.fixture
-def http(runtime: FakeRuntime) -> Iterator[TestClient]:
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[FakeRuntime, TestClient]]:
+    runtime = FakeRuntime()
     with serving(runtime) as client:
-        yield client
+        yield runtime, client
+
+
+@pytest.fixture
+def runtime(served: tuple[FakeRuntime, TestClient]) -> FakeRuntime:
+    served[0].reset()
+    return served[0]
+
+
+@pytest.fixture
+def http(served: tuple[FakeRuntime, TestClient], runtime: FakeRuntime) -> TestClient:
+    return served[1]
 
 
 def kind(response: object) -> tuple[int, str]:
@@ -37,7 +46,8 @@ def kind(response: object) -> tuple[int, str]:
     return response.status_code, response.json()["type"].removeprefix(PROBLEM_BASE)
 
 
-def test_the_runtime_is_closed_with_the_application(runtime: FakeRuntime) -> None:
+def test_the_runtime_is_closed_with_the_application() -> None:
+    runtime = FakeRuntime()
     with serving(runtime):
         assert not runtime.closed
     assert runtime.closed
@@ -61,7 +71,9 @@ def test_security_headers_are_on_answers_and_problems(http: TestClient) -> None:
         assert headers.get("cache-control") == ("no-store" if path.startswith(("/v1", "/mcp")) else None)
 
 
-@pytest.mark.parametrize("path", ["/v1/no/such", "/v1/memories/", "/v1", "/", "/no", "/v1/memories/a%2Fb", "//v1/health"])
+@pytest.mark.parametrize(
+    "path", ["/v1/no/such", "/v1/memories/", "/v1", "/", "/no", "/v1/memories/a%2Fb", "//v1/health"]
+)
 def test_an_unknown_path_is_a_problem(http: TestClient, path: str) -> None:
     # put in whole, since a client would take "//v1" for a host
     request = http.build_request("GET", "/")
@@ -81,11 +93,11 @@ def test_an_unknown_path_is_a_problem(http: TestClient, path: str) -> None:
         ("/mcp/", "POST"),
     ],
 )
-@pytest.mark.parametrize("method", ["PUT", "TRACE", "BREW"])
-def test_another_method_is_405_with_those_allowed(http: TestClient, method: str, path: str, allow: str) -> None:
-    response = http.request(method, path)
-    assert kind(response) == (405, "method-not-allowed")
-    assert response.headers["allow"] == allow
+def test_another_method_is_405_with_those_allowed(http: TestClient, path: str, allow: str) -> None:
+    for method in ("PUT", "TRACE", "BREW"):
+        response = http.request(method, path)
+        assert kind(response) == (405, "method-not-allowed")
+        assert response.headers["allow"] == allow
 
 
 def test_options_names_the_methods(http: TestClient) -> None:
@@ -137,13 +149,14 @@ def test_readyz(runtime: FakeRuntime, readiness: object, status: int, body: obje
         assert (response.status_code, response.json()) == (status, body)
 
 
-def test_readyz_does_not_wait_for_ever(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readyz_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
     async def never() -> tuple[bool, dict[str, object]]:
         await asyncio.Event().wait()
         return True, {}
 
+    runtime = FakeRuntime()
     monkeypatch.setattr(runtime, "ready", never)
     monkeypatch.setattr("warmstart.web.api.READY_TIMEOUT_S", 0.05)
     with serving(runtime, key=None) as http:
@@ -213,3 +226,20 @@ def test_the_log_names_key_and_template_and_no_text(http: TestClient, capsys: py
 def test_the_document_is_served_without_a_key(runtime: FakeRuntime) -> None:
     with serving(runtime, key=None) as http:
         assert json.loads(http.get("/openapi.json").text)["openapi"] == "3.1.0"
+
+
+async def test_an_answer_that_breaks_under_way_is_broken_off() -> None:
+    async def breaking(scope: object, receive: object, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError("in the middle")
+
+    runtime, sent = FakeRuntime(), []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "state": {"runtime": runtime}}
+    with pytest.raises(RuntimeError, match="in the middle"):
+        await Answer(breaking)(scope, None, send)
+    assert sent == ["http.response.start"]
+    assert runtime.metrics.registry.get_sample_value("warmstart_http_in_flight") == 0

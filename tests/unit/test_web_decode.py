@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from fakes.memory_api import FakeRuntime
 from fakes.web import serving
-from warmstart.errors import PROBLEM_BASE, MalformedRequest
-from warmstart.web.decode import MAX_BATCH_BODY, MAX_BODY, MAX_DEPTH, parse_json
+from warmstart.errors import PROBLEM_BASE, MalformedRequest, TooLarge
+from warmstart.memory import SearchRequest
+from warmstart.web.decode import MAX_BATCH_BODY, MAX_BODY, MAX_DEPTH, parse_json, read_body
 
 JSON = {"Content-Type": "application/json"}
 
@@ -134,3 +136,18 @@ def test_metadata_as_deep_as_a_body_may_be_comes_back(http: TestClient) -> None:
     assert saved.json()["metadata"] == deep
     too_deep = http.post("/v1/memories", json={"content": "deeper", "metadata": {"a": deep}})
     assert kind(too_deep) == (400, "malformed")
+
+
+async def test_a_body_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmstart.web.decode.MAX_DRAIN", 2 * MAX_BODY)
+    read = 0
+
+    async def receive() -> dict[str, object]:
+        nonlocal read
+        read += MAX_BODY // 2
+        return {"type": "http.request", "body": b" " * (MAX_BODY // 2), "more_body": True}
+
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    with pytest.raises(TooLarge):
+        await read_body(Request(scope, receive), SearchRequest, MAX_BODY)
+    assert read == 2 * MAX_BODY + MAX_BODY // 2

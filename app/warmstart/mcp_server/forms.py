@@ -31,14 +31,16 @@ from warmstart.memory import (
 
 #: What the text of ten hits may cost; a page of more hits gets a tenth of it for each.
 SEARCH_TOKENS: Final = 500
-#: A title in a list; `memory_get` shows it whole.
+#: A title in a list, in any script; `memory_get` shows it whole.
 LIST_TITLE_CHARS: Final = 80
+LIST_TITLE_TOKENS: Final = 22
 #: An excerpt shorter than this tells nothing.
 _LEAST_EXCERPT_TOKENS: Final = 4
 _ID_TOKENS: Final = 27
 #: Characters a token, on the cautious side of what o200k gives for prose and code.
 _ASCII_CHARS_PER_TOKEN: Final = 3.6
-_OTHER_CHARS_PER_TOKEN: Final = 2.0
+_OTHER_CHARS_PER_TOKEN: Final = 1.8
+_LONGEST_WORD: Final = 20
 _ELLIPSIS: Final = "…"
 
 
@@ -114,7 +116,21 @@ def cut(text: str, chars: int, budget: float = float("inf")) -> str:
     short = line[:chars]
     while short and tokens(short) > budget:
         short = short[: min(len(short) - 1, int(len(short) * budget / tokens(short)))]
-    return line if short == line else short.rstrip() + _ELLIPSIS
+    if short == line:
+        return line
+    if line[len(short)] != " ":
+        short = _whole_words(short)
+    return short.rstrip() + _ELLIPSIS
+
+
+def _whole_words(text: str) -> str:
+    """`text` without the start of a word at its end; scripts without blanks are cut anywhere."""
+    blank = text.rfind(" ", -_LONGEST_WORD)
+    return text[:blank] if blank > 0 else text
+
+
+def _title(memory: Memory) -> str:
+    return cut(memory.title, LIST_TITLE_CHARS, LIST_TITLE_TOKENS)
 
 
 def excerpts(memories: Sequence[Memory]) -> list[str]:
@@ -123,7 +139,7 @@ def excerpts(memories: Sequence[Memory]) -> list[str]:
     A title that was cut from the content isn't said twice: the excerpt goes on after it.
     """
     budget = SEARCH_TOKENS / 10 * max(10, len(memories)) - 10
-    budget -= sum(_ID_TOKENS + tokens(cut(m.title, LIST_TITLE_CHARS)) for m in memories)
+    budget -= sum(_ID_TOKENS + tokens(_title(m)) for m in memories)
     weights = [1 / (place + 2) for place in range(len(memories))]
     result = []
     for place, memory in enumerate(memories):
@@ -135,25 +151,24 @@ def excerpts(memories: Sequence[Memory]) -> list[str]:
 
 
 def _after_title(memory: Memory) -> str:
-    shown = memory.title[:LIST_TITLE_CHARS]
-    return memory.content.removeprefix(shown).lstrip()
+    return memory.content.removeprefix(_title(memory).removesuffix(_ELLIPSIS)).lstrip()
 
 
 def _block(memory: Memory, excerpt: str, note: str = "") -> str:
-    head = f"{memory.id}{note} {cut(memory.title, LIST_TITLE_CHARS)}"
+    head = f"{memory.id}{note} {_title(memory)}"
     return f"{head}\n{excerpt}" if excerpt else head
 
 
 def search(result: SearchResult) -> Answer:
     parts = excerpts(result.hits)
-    head = f"{len(result.hits)} hits, mode {result.mode}" if result.hits else f"No hit, mode {result.mode}"
+    head = f"{len(result.hits) or 'no'} hits, mode {result.mode}"
     if result.degraded:
         head += f", degraded: {', '.join(result.degraded)}"
     blocks = [_block(hit, part) for hit, part in zip(result.hits, parts, strict=True)]
     forms = [
         HitForm(
             id=hit.id,
-            title=cut(hit.title, LIST_TITLE_CHARS),
+            title=_title(hit),
             type=hit.type,
             namespace=hit.namespace,
             excerpt=part or None,
@@ -177,7 +192,7 @@ def page(result: Page) -> Answer:
     forms = [
         BriefForm(
             id=m.id,
-            title=cut(m.title, LIST_TITLE_CHARS),
+            title=_title(m),
             type=m.type,
             namespace=m.namespace,
             excerpt=part or None,

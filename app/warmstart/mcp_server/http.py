@@ -61,7 +61,7 @@ async def streamable_http(runtime: Runtime) -> AsyncIterator[ASGIApp]:
 
 def _security(settings: Settings) -> TransportSecuritySettings:
     """Host and Origin must be loopback or a configured name, with or without a port."""
-    names = [*_LOOPBACK, *settings.allowed_hosts]
+    names = [*_LOOPBACK, settings.host, *settings.allowed_hosts]
     hosts = [form for name in names for form in (name, f"{name}:*")]
     origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]
     return TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=origins)

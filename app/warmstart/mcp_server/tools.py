@@ -118,7 +118,7 @@ TOOLS: Final = {
             "memory_save",
             "Save a memory",
             "Remember one decision with its reason, gotcha, preference or fact. Saving it again is safe.",
-            NewMemory, forms.SavedForm, ("id", "namespace", "duplicate"), _save,
+            NewMemory, forms.SavedForm, ("id", "duplicate"), _save,
             writes=True,
         ),
         MemoryTool(
@@ -133,12 +133,13 @@ TOOLS: Final = {
             "Browse memories",
             "Browse without a query, newest or most important first.",
             RecallRequest, forms.PageForm, ("memories", "next_cursor"), _recall,
+            known=SearchRequest,
         ),
         MemoryTool(
             "memory_get",
             "Read a memory",
             "Read one memory whole.",
-            OneMemory, Memory, ("id", "namespace", "type", "title", "content", "facts", "tags"), _get,
+            OneMemory, Memory, ("id", "namespace", "type", "title", "content", "facts"), _get,
         ),
         MemoryTool(
             "memory_update",
@@ -164,7 +165,7 @@ TOOLS: Final = {
             "memory_health",
             "Check the service",
             "What works, what is degraded.",
-            Nothing, Health, ("status", "mode", "degraded", "dependencies"), _health,
+            Nothing, Health, ("status", "mode", "degraded"), _health,
         ),
     )
 }  # fmt: skip

@@ -88,7 +88,7 @@ class Bookkeeping(Outbox):
                 (list(memory_ids),),
             )
             async for row in rows:
-                found[row.pop("memory_id")] = Attempts(**row)
+                found[row["memory_id"]] = Attempts(row["attempts"], row["next_attempt_at"], row["reason"])
         for memory_id in memory_ids:
             state = self._pending.get(memory_id)
             if isinstance(state, State):

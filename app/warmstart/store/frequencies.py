@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,8 +18,8 @@ MAX_TENANTS: Final = 32
 #: A first long query waits this long for its tenant's counts, then goes by the length of the words.
 WAIT_S: Final = 0.3
 _CHUNK: Final = 200
-#: Stands between texts that are split in one call; no text has it, since NUL is refused everywhere.
-_BORDER: Final = "qzborderzq"
+#: Stands between texts that are split in one call; random, so that no text has it.
+_BORDER: Final = "qz" + "".join(secrets.choice("bcdfghjklmnpqrtvwxz") for _ in range(24)) + "zq"
 
 Frequency = Callable[[str], int]
 

@@ -43,7 +43,7 @@ def literal(value: Value | Sequence[str]) -> str:
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise ValueError("a naive datetime has no place in a predicate")
-        return f"timestamp '{value.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%S.%f')}Z'"
+        return f"timestamp '{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z'"
     if isinstance(value, bool):
         raise TypeError("no column is boolean")
     if isinstance(value, int):

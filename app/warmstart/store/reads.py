@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -29,11 +29,20 @@ Order = Literal["recency", "importance"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A row in one arm: `score` is better when higher, `created_us` microseconds since 1970."""
+    """A row in one arm: `score` is better when higher, `created_us` microseconds since 1970.
+
+    `evidence` is what the arm found it by: the row's vector, or its search_text.
+    """
 
     id: str
     score: float
     created_us: int
+    evidence: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def order(self) -> tuple[float, int, str]:
+        """Best score first, then the newer, then the id."""
+        return (-self.score, -self.created_us, self.id)
 
 
 def check_tenant(user_ids: Iterable[str], user_id: str) -> None:
@@ -109,7 +118,7 @@ class Reader:
                 .distance_type("cosine")
                 .where(self._where(filters))
                 .limit(limit)
-                .select(["id", "user_id", "created_at", "_distance"])
+                .select(["id", "user_id", "created_at", "embedding", "_distance"])
             )
             if exact:
                 query = query.bypass_vector_index()
@@ -118,7 +127,7 @@ class Reader:
                 query = query.minimum_nprobes(_IVF_PROBES).maximum_nprobes(0).refine_factor(2)
             return await query.to_arrow()
 
-        return await self._arm(fetch, "_distance", -1.0, depth)
+        return await self._arm(fetch, "_distance", -1.0, depth, _vectors)
 
     async def text_arm(self, words: str, filters: Sequence[Predicate], depth: int) -> list[Candidate]:
         """The `depth` best by BM25, best first."""
@@ -129,13 +138,20 @@ class Reader:
                 .nearest_to_text(MatchQuery(words, "search_text"))  # type: ignore[call-arg]
                 .where(self._where(filters))
                 .limit(limit)
-                .select(["id", "user_id", "created_at", "_score"])
+                .select(["id", "user_id", "created_at", "search_text", "_score"])
             )
             return await query.to_arrow()
 
-        return await self._arm(fetch, "_score", 1.0, depth)
+        return await self._arm(fetch, "_score", 1.0, depth, lambda rows: rows["search_text"].to_pylist())
 
-    async def _arm(self, fetch: Any, column: str, sign: float, depth: int) -> list[Candidate]:
+    async def _arm(
+        self,
+        fetch: Callable[[int], Awaitable[pa.Table]],
+        column: str,
+        sign: float,
+        depth: int,
+        evidence: Callable[[pa.Table], Sequence[Any]],
+    ) -> list[Candidate]:
         limit = depth + 1
         while True:
             with translated("search"):
@@ -147,11 +163,11 @@ class Reader:
             limit = min(limit * 4, _MAX_TIE_DEPTH)
         created = rows["created_at"].cast(pa.int64()).to_pylist()
         found = [
-            Candidate(i, sign * s, c)
-            for i, s, c in zip(rows["id"].to_pylist(), scores, created, strict=True)
+            Candidate(i, sign * s, c, e)
+            for i, s, c, e in zip(rows["id"].to_pylist(), scores, created, evidence(rows), strict=True)
             if s is not None
         ]
-        found.sort(key=lambda c: (-c.score, -c.created_us, c.id))
+        found.sort(key=lambda c: c.order)
         return found[:depth]
 
     async def newest_texts(self, filters: Sequence[Predicate], limit: int) -> pa.Table:
@@ -210,6 +226,13 @@ class Reader:
                     key = tuple(row[c] for c in columns)
                     totals[key] = totals.get(key, 0) + row["count_all"]
         return totals
+
+
+def _vectors(rows: pa.Table) -> Sequence[Any]:
+    """The embeddings as rows of one matrix, without a copy for each."""
+    column = rows["embedding"].combine_chunks()
+    vectors: Sequence[Any] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
+    return vectors
 
 
 def _behind(order: Order, after: tuple[Any, ...]) -> Predicate:
@@ -271,10 +294,11 @@ class Inspector:
                 yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
     async def largest_tenant(self) -> int:
-        """Rows of the tenant that has most."""
+        """Rows with a vector of the tenant that has most."""
         totals: dict[str, int] = {}
+        ready = where.equals("embedding_status", "ready")
         with translated("count"):
-            batches = await self._lance.query().select(["user_id"]).to_batches()
+            batches = await self._lance.query().where(ready.sql).select(["user_id"]).to_batches()
             async for batch in batches:
                 for entry in pc.value_counts(batch.column(0)).to_pylist():
                     totals[entry["values"]] = totals.get(entry["values"], 0) + entry["counts"]

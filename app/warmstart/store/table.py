@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,16 +15,15 @@ from lancedb.table import AsyncTable
 
 from warmstart.config import Space
 from warmstart.errors import DiskFull, Problem, StoreUnavailable
+from warmstart.store import predicates as where
 from warmstart.store.lock import FileLock, WriteLock
+from warmstart.store.repair import go_back_to_whole_version, has_damaged_index, has_version
 from warmstart.store.schema import BTREE_COLUMNS, FTS_OPTIONS, SPACE_KEY, TABLE, schema
 
 log = structlog.get_logger(__name__)
 
 _INDEX_CACHE_BYTES: Final = 256 << 20
 _METADATA_CACHE_BYTES: Final = 64 << 20
-_MAGIC: Final = b"LANC"
-#: A power cut spoils at most the newest manifests; more than this is another fault.
-_MAX_REPAIRS: Final = 3
 
 
 def local_directory(uri: str) -> Path | None:
@@ -68,65 +66,30 @@ async def open_table(uri: str, space: Space) -> Table:
             str(directory), read_consistency_interval=timedelta(0), session=session
         )
         async with lock.hold():
-            repaired: list[str] = []
-            while True:
-                try:
-                    lance = await connection.create_table(TABLE, schema=schema(space), exist_ok=True)
-                    await _verify(lance, directory)
-                    break
-                except Exception as error:
-                    moved = _set_aside_newest_manifest(directory, error) if len(repaired) < _MAX_REPAIRS else None
-                    if moved is None:
-                        raise
-                    repaired.append(moved)
+            repaired = go_back_to_whole_version(directory)
+            # never opened by a schema: a table of another width must open too
+            if has_version(directory):
+                lance = await connection.open_table(TABLE)
+            else:
+                lance = await connection.create_table(TABLE, schema=schema(space), exist_ok=True)
+            # reads what was deleted of each fragment, which a plain count doesn't
+            await lance.count_rows(where.compare("embedding_status", ">", "").sql)
+            if has_damaged_index(directory):
+                await _drop_damaged_indices(lance)
             await _ensure_indices(lance)
             metadata = (await lance.schema()).metadata or {}
     kept = metadata.get(SPACE_KEY)
     return Table(uri, lance, lock, Space.from_json(kept.decode()) if kept else space, repaired)
 
 
-async def _verify(lance: AsyncTable, directory: Path) -> None:
-    """Reads everything where a file was cut short; a table that was closed in peace costs a look at file ends."""
-    await lance.count_rows()
-    files = (directory / f"{TABLE}.lance").rglob("*.lance")
-    if all(_is_whole(path) for path in files):
-        return
-    batches = await lance.query().to_batches()
-    async for _ in batches:
-        pass
+async def _drop_damaged_indices(lance: AsyncTable) -> None:
+    """No row is lost with an index: those of full-text and scalars are made anew, the worker makes the vectors'."""
     for index in await lance.list_indices():
-        await lance.prewarm_index(index.name)
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether the file has its end: Lance writes its magic word last."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - len(_MAGIC)))
-        return file.read() == _MAGIC
-
-
-def _set_aside_newest_manifest(directory: Path, error: Exception) -> str | None:
-    """Go back one version where the newest can't be read; None where that is not what is wrong."""
-    versions = directory / f"{TABLE}.lance" / "_versions"
-    manifests = sorted(versions.glob("*.manifest")) if versions.is_dir() else []
-    if len(manifests) < 2:
-        return None
-    newest = manifests[0]  # names count down from the largest number
-    whole = all(_is_whole(path) for path in versions.parent.rglob("*.lance"))
-    if _is_whole(newest) and whole:
-        return None
-    aside = directory / "set-aside"
-    aside.mkdir(exist_ok=True, mode=0o700)
-    target = aside / newest.name
-    newest.rename(target)
-    log.error(
-        "store.repaired",
-        reason=str(error)[:300],
-        set_aside=str(target),
-        meaning="the newest version of the table was cut short and is left out; what was not yet answered may be missing",
-    )
-    return str(target)
+        try:
+            await lance.prewarm_index(index.name)
+        except Exception as error:
+            log.error("store.index.dropped", index=index.name, reason=str(error)[:300])
+            await lance.drop_index(index.name)
 
 
 async def _ensure_indices(lance: AsyncTable) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -23,7 +25,8 @@ from warmstart.store import predicates as where
 from warmstart.store.lock import sync_filesystem
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Reader, check_tenant
-from warmstart.store.schema import Row, derived, now, schema
+from warmstart.store.repair import mark_synced
+from warmstart.store.schema import Row, derived, now, schema, title_of
 from warmstart.store.table import Table, store_problem
 
 log = structlog.get_logger(__name__)
@@ -81,13 +84,15 @@ class Writer:
         self._schema = schema(table.space)
         self._queue: asyncio.Queue[_Insert | _Change] = asyncio.Queue(MAX_PENDING)
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         self.wrote = asyncio.Event()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="store-writer")
 
     async def close(self) -> None:
-        """What was accepted is written first."""
+        """What was accepted is written first; what comes later is refused."""
+        self._closed = True
         if self._task:
             await self._queue.join()
             self._task.cancel()
@@ -107,6 +112,8 @@ class Writer:
         return await self._submit(_Change(run, done), done)
 
     async def _submit(self, operation: _Insert | _Change, done: asyncio.Future[T]) -> T:
+        if self._closed:
+            raise StoreUnavailable("the service is stopping; nothing was written, try again", retry_after=5)
         try:
             self._queue.put_nowait(operation)
         except asyncio.QueueFull:
@@ -121,8 +128,8 @@ class Writer:
             return
         if not self._vectors_allowed:
             row.update(embedding=None, embedding_status="queued")
-        elif len(vector) != self._dim:
-            raise ValueError(f"a vector of {len(vector)} numbers can't go into a table of width {self._dim}")
+        else:
+            _check_numbers(vector, self._dim)
 
     # -- the writer's own coroutine
 
@@ -174,7 +181,7 @@ class Writer:
                     answers.append((change.done, None, error))
             directory = self._table.directory
             if directory is not None:
-                await asyncio.to_thread(sync_filesystem, directory)
+                await asyncio.to_thread(_sync, directory, await self._lance.version())
         self.wrote.set()
         for future, answer, failure in answers:
             if future.done():
@@ -249,6 +256,8 @@ class TenantWriter:
             changed = {k: v for k, v in values.items() if row[k] != v}
             if not changed:
                 return row
+            if "content" in changed and "title" not in values and row["title"] == title_of(row["content"]):
+                changed["title"] = title_of(changed["content"])
             after = row | changed
             changed |= derived(after)
             if changed["content_hash"] != row["content_hash"]:
@@ -351,6 +360,19 @@ class TenantWriter:
         return int(result.rows_updated)
 
 
+def _check_numbers(vector: Sequence[float], width: int) -> None:
+    """Refused before the queue, or one bad vector would fail its whole group."""
+    if len(vector) != width:
+        raise ValueError(f"a vector of {len(vector)} numbers can't go into a table of width {width}")
+    if not all(map(math.isfinite, vector)):
+        raise ValueError("a vector must be of finite numbers")
+
+
+def _sync(directory: Path, version: int) -> None:
+    sync_filesystem(directory)
+    mark_synced(directory, version)
+
+
 def _check_match(row: Row, if_match: str | None, etag: Callable[[Row], str]) -> None:
     if if_match and if_match != "*" and etag(row) not in [part.strip() for part in if_match.split(",")]:
         raise Stale(f"{row['id']} changed since it was read: read it again and repeat the change", id=row["id"])
@@ -383,10 +405,8 @@ class BackfillWriter:
     async def set_vectors(self, user_id: str, vectors: Sequence[Vector]) -> list[str]:
         """Ids whose vector was written: those whose content is still the one that was embedded."""
         for vector in vectors:
-            if len(vector.values) != self._dim or self._dim != self._table.space.dim:
-                raise ValueError(
-                    f"a vector of {len(vector.values)} numbers can't go into a table of width {self._table.space.dim}"
-                )
+            _check_numbers(vector.values, self._table.space.dim)
+            _check_numbers(vector.values, self._dim)
         made = {v.id: v for v in vectors}
 
         async def run() -> list[str]:

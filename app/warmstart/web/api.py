@@ -236,9 +236,7 @@ async def update_memory(call: Call) -> Response:
 
 
 async def delete_memory(call: Call) -> Response:
-    if (expected := call.if_match) and (await call.api.get(call.path["id"])).etag != expected:
-        raise Stale("the memory changed since it was read; get it again and decide anew")
-    await call.api.delete(call.path["id"], hard=call.query.hard)
+    await call.api.delete(call.path["id"], hard=call.query.hard, if_match=call.if_match)
     return Response(status_code=204)
 
 

@@ -65,16 +65,6 @@ def create_app(open_runtime: OpenRuntime) -> Starlette:
             async with streamable_http(runtime) as mcp:
                 yield {"runtime": runtime, "hosts": hosts, "clients": clients, "mcp": mcp}
 
-    openapi = document(OPERATIONS)
-
-    async def openapi_document(call: Call) -> Response:
-        return Response(openapi, media_type="application/json")
-
-    undocumented = (
-        Operation("GET", "/openapi.json", openapi_document, "The OpenAPI document", None),
-        Operation("GET", "/metrics", metrics, "Prometheus' text", None),
-    )
-
     app = Starlette(
         routes=[
             *(Route(resource.path, resource) for resource in resources((*OPERATIONS, *UNDOCUMENTED))),

@@ -15,7 +15,6 @@ import anyio
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fakes.memory_api import KEY, FakeRuntime, InMemoryAPI
-
 from warmstart.errors import Unauthorized
 from warmstart.mcp_server import run_stdio, streamable_http
 
@@ -47,9 +46,7 @@ async def serve_http() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     runtime = FakeRuntime()
     async with streamable_http(runtime) as app:
-        config = uvicorn.Config(
-            guarded(app, runtime), lifespan="off", log_level="warning", timeout_graceful_shutdown=2
-        )
+        config = uvicorn.Config(guarded(app, runtime), lifespan="off", log_level="warning", timeout_graceful_shutdown=2)
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp {KEY}", flush=True)
         await uvicorn.Server(config).serve(sockets=[listener])
 

@@ -1,0 +1,90 @@
+"""How each arm of a hybrid search orders and admits its rows, before ranks are fused.
+
+Rank fusion trusts a rank more than it should: a row in the middle of both
+lists beats the first of one. So the quality of the fused list is decided here:
+the vector arm corrects what its model is known to get wrong, and the text arm
+keeps to rows that carry a fair share of the query.
+`loadtests/quality/README.md` has what each step gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+#: The nearest rows that the vector arm orders anew; its best 50 are ranked.
+CANDIDATES: Final = 100
+#: With fewer there is nothing to learn from the neighbourhood.
+_MIN_CANDIDATES: Final = 20
+#: A text near everything is near every query: its closeness to its own neighbours counts against it.
+HUB_NEIGHBOURS: Final = 10
+HUB_WEIGHT: Final = 0.2
+#: Directions that candidates share say which language they are in, rather than what they are about.
+COMMON_DIRECTIONS: Final = 3
+#: The share of the query's weight that a row must carry to enter the text arm beside a vector arm.
+MIN_COVERAGE: Final = 0.3
+#: Sums differ in their last digits with the order of the rows; ties must not.
+_DIGITS: Final = 5
+
+Matrix = npt.NDArray[np.float32]
+
+
+def vector_scores(query: Matrix, rows: Matrix) -> list[float]:
+    """A score for each of `rows` (n × dim, nearest first): higher is nearer to `query` (dim).
+
+    Two views of the same cosine, as standard scores: less the row's closeness to
+    its own neighbours, and with the candidates' common directions taken out.
+    """
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    query = query / np.linalg.norm(query)
+    cosine = rows @ query
+    if len(rows) < _MIN_CANDIDATES:
+        return [round(float(c), _DIGITS) for c in cosine]
+    likeness = rows @ rows.T
+    np.fill_diagonal(likeness, -1.0)
+    near = np.partition(likeness, -HUB_NEIGHBOURS, axis=1)[:, -HUB_NEIGHBOURS:].mean(axis=1)
+    score = _standard(cosine - HUB_WEIGHT * near) + _standard(_without_common(query, rows))
+    return [round(float(s), _DIGITS) for s in score]
+
+
+def _without_common(query: Matrix, rows: Matrix) -> Matrix:
+    """Cosines to `query` after centring and removing the directions in which `rows` vary most."""
+    mean = rows.mean(axis=0)
+    centred, wanted = rows - mean, query - mean
+    # the small side: n × n instead of dim × dim
+    values, vectors = np.linalg.eigh(centred @ centred.T)
+    strongest = slice(-COMMON_DIRECTIONS, None)
+    scale = np.sqrt(np.maximum(values[strongest], 1e-12))
+    common = (centred.T @ vectors[:, strongest]) / scale
+    centred = centred - (centred @ common) @ common.T
+    wanted = wanted - common @ (common.T @ wanted)
+    lengths = np.linalg.norm(centred, axis=1) * np.linalg.norm(wanted)
+    cosines: Matrix = (centred @ wanted) / np.maximum(lengths, 1e-9)
+    return cosines
+
+
+def _standard(values: Matrix) -> Matrix:
+    spread = float(values.std())
+    standard: Matrix = (values - values.mean()) / (spread if spread > 1e-6 else 1.0)
+    return standard
+
+
+def weak_rows(terms: Sequence[str], texts: Sequence[str]) -> list[bool]:
+    """Which of `texts` (a text arm's rows) carry too little of a query of `terms` (as indexed).
+
+    A term weighs more the fewer of the rows have it; one that none has weighs most.
+    """
+    if not terms or not texts:
+        return [False] * len(texts)
+    found = [[term in text for term in terms] for text in (t.lower() for t in texts)]
+    rows = len(texts)
+    weights = []
+    for i in range(len(terms)):
+        having = sum(has[i] for has in found)
+        weights.append(math.log(1 + (rows - having + 0.5) / (having + 0.5)))
+    total = sum(weights)
+    return [sum(w for w, has in zip(weights, row, strict=True) if has) < MIN_COVERAGE * total for row in found]

@@ -1,0 +1,189 @@
+"""The main job on real input: save the notes and ask the questions through an MCP client; hybrid beside each arm.
+
+    python -m loadtests.quality [--json] [--misses]
+
+Everything runs for real: the service with its embedded parts on a fresh home,
+over HTTP, asked by the MCP SDK's own client. The arms alone are read from the
+same table after the questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx2
+import uvicorn
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from warmstart.config import load
+from warmstart.context import count_tokens
+from warmstart.logs import configure
+from warmstart.memory import SearchRequest
+from warmstart.runtime import Runtime, open_runtime
+from warmstart.search import Budget
+from warmstart.store import predicates as where
+from warmstart.store.reads import Reader
+from warmstart.web.app import create_app
+from warmstart.worker import Worker
+
+HERE = Path(__file__).parent
+SETS = {"everyday": "queries-everyday.jsonl", "hard": "queries.jsonl"}
+ARMS = ("hybrid", "vector", "text")
+DEPTHS = (1, 5, 10)
+EXTRA = ("key", "lang")
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (HERE / name).read_text().splitlines()]
+
+
+@dataclass
+class Asked:
+    """The rank at which each arm has the answer (None: not at all), and what the answer cost."""
+
+    query: dict[str, Any]
+    ranks: dict[str, int | None] = field(default_factory=dict)
+    tokens: int = 0
+
+
+@asynccontextmanager
+async def service(home: Path) -> AsyncIterator[tuple[Runtime, str, str]]:
+    """(runtime, url, key) of a service on `home`, over a real socket."""
+    settings = load({}, warmstart_home=home)
+    async with open_runtime(settings) as runtime:
+        while not runtime.bookkeeping.healthy:
+            await asyncio.sleep(0.05)
+        tenant = await runtime.bookkeeping.create_tenant("quality")
+        key = await runtime.bookkeeping.create_key(tenant, "quality", unlimited=True)
+
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Runtime]:
+            yield runtime
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            server = uvicorn.Server(uvicorn.Config(create_app(opened), log_level="warning", lifespan="on"))
+            running = asyncio.create_task(server.serve([listener]))
+            worker = asyncio.create_task(Worker(runtime).run())
+            yield runtime, f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", key
+            worker.cancel()
+            with suppress(asyncio.CancelledError):
+                await worker
+            server.should_exit = True
+            await running
+
+
+@asynccontextmanager
+async def mcp_client(url: str, key: str) -> AsyncIterator[Client]:
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(
+            httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=30)
+        )
+        yield await stack.enter_async_context(Client(streamable_http_client(url, http_client=http)))
+
+
+async def save_notes(client: Client, notes: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """id → key of each note."""
+    keys = {}
+    for note in notes:
+        saved = await client.call_tool("memory_save", {k: v for k, v in note.items() if k not in EXTRA})
+        assert saved.structured_content is not None, saved
+        keys[saved.structured_content["id"]] = note["key"]
+    return keys
+
+
+async def ask(client: Client, runtime: Runtime, tenant: str, query: dict[str, Any], keys: dict[str, str]) -> Asked:
+    asked = Asked(query)
+    found = await client.call_tool("memory_search", {"query": query["query"]})
+    assert found.structured_content is not None, found
+    asked.tokens = count_tokens("".join(part.text for part in found.content if part.type == "text"))
+    asked.ranks["hybrid"] = rank([h["id"] for h in found.structured_content["hits"]], query, keys)
+    request = SearchRequest(query=query["query"])
+    search, reader = runtime.search, Reader(runtime.table, tenant)
+    filters = [where.active()]
+    text = await search._text(reader, tenant, request.query, filters)
+    values = await runtime.embedder.embed_query(request.query, Budget.of(runtime.settings).embedding)
+    vector = await reader.vector_arm(values, filters, runtime.settings.fetch_depth, exact=True)
+    asked.ranks["text"] = rank([c.id for c in text], query, keys)
+    asked.ranks["vector"] = rank([c.id for c in vector], query, keys)
+    return asked
+
+
+def rank(ids: Sequence[str], query: dict[str, Any], keys: dict[str, str]) -> int | None:
+    found = [keys.get(i) for i in ids]
+    return found.index(query["answer"]) + 1 if query["answer"] in found else None
+
+
+def hit(asked: Sequence[Asked], arm: str, depth: int) -> float:
+    return sum((r := a.ranks[arm]) is not None and r <= depth for a in asked) / len(asked)
+
+
+def report(results: dict[str, list[Asked]]) -> str:
+    """A markdown table of hit@k, by set and by kind of question."""
+    rows = ["| questions | n | arm | hit@1 | hit@5 | hit@10 |", "|---|---|---|---|---|---|"]
+    for name, asked in results.items():
+        kinds = sorted({a.query["kind"] for a in asked})
+        for label, some in [
+            (name, asked),
+            *((f"{name}: {k}", [a for a in asked if a.query["kind"] == k]) for k in kinds),
+        ]:
+            for arm in ARMS:
+                figures = " | ".join(f"{hit(some, arm, d):.3f}" for d in DEPTHS)
+                rows.append(f"| {label} | {len(some)} | {arm} | {figures} |")
+    every = [a for asked in results.values() for a in asked]
+    costs = sorted(a.tokens for a in every)
+    rows += ["", f"Tokens a search (o200k, text form, 10 hits): median {costs[len(costs) // 2]}, most {costs[-1]}."]
+    return "\n".join(rows)
+
+
+async def run() -> dict[str, list[Asked]]:
+    notes = lines("notes.jsonl")
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o711)  # the embedded Postgres may run as another user
+        async with service(Path(directory) / "home") as (runtime, url, key), mcp_client(url, key) as client:
+            tenant = (await runtime.keys.identify(key)).user_id
+            keys = await save_notes(client, notes)
+            while (await runtime.service(tenant).health()).queued:
+                await asyncio.sleep(0.2)
+            return {
+                name: [await ask(client, runtime, tenant, query, keys) for query in lines(file)]
+                for name, file in SETS.items()
+            }
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--misses", is_flag=True, help="List the questions whose answer is not among the first five.")
+def main(as_json: bool, misses: bool) -> None:
+    """Measure retrieval on the notes of this folder."""
+    configure("warning", "console")
+    results = asyncio.run(run())
+    if as_json:
+        figures = {
+            name: {arm: {f"hit@{d}": round(hit(asked, arm, d), 4) for d in DEPTHS} for arm in ARMS}
+            for name, asked in results.items()
+        }
+        tokens = {name: sum(a.tokens for a in asked) / len(asked) for name, asked in results.items()}
+        print(json.dumps({"figures": figures, "tokens_a_search": tokens}))
+        return
+    print(report(results))
+    if misses:
+        for name, asked in results.items():
+            for a in asked:
+                if (a.ranks["hybrid"] or 99) > 5:
+                    print(f"{name} {a.ranks} {a.query['query']!r} → {a.query['answer']}", file=sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
