@@ -1,4 +1,4 @@
-"""Writes compose/.env from .env.example, mode 0600, with new secrets; one that exists is left as it is."""
+"""Before a start: writes compose/.env where there is none (mode 0600, new secrets), and names every fault of one there is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
 SECRETS: Final = ("REDIS_PASSWORD", "UPSTASH_REDIS_REST_TOKEN", "OPENAI_API_KEY", "POSTGRES_PASSWORD")
+PREFIXES: Final = ("EMBED_DOC_PREFIX", "EMBED_QUERY_PREFIX")
 
 
 def fill(example: str) -> str:
@@ -20,20 +21,48 @@ def fill(example: str) -> str:
     return example
 
 
+def read(text: str) -> dict[str, str]:
+    """Values as they are written, quotes included."""
+    return dict(re.findall(r"^([A-Z][A-Z0-9_]*)=(.*)$", text, flags=re.MULTILINE))
+
+
+def faults(path: Path) -> list[str]:
+    values = read(path.read_text())
+    found = []
+    if path.stat().st_mode & 0o077:
+        found.append(f"others may read it, and it holds secrets: chmod 600 {path}")
+    needed = ["REDIS_PASSWORD", "UPSTASH_REDIS_REST_TOKEN", "OPENAI_API_KEY", "DATABASE_URL", "MODEL_DIR"]
+    if "postgres" in values.get("COMPOSE_PROFILES", "").split(","):
+        needed.append("POSTGRES_PASSWORD")
+    found += [f"{name} is not set: see .env.example" for name in needed if not values.get(name, "").strip("\"'")]
+    if not values.get("DOMAIN") and not values.get("ADDRESS"):
+        found.append("DOMAIN and ADDRESS are both empty: set the domain, or the address that clients use")
+    e5 = "e5-" in (values.get("EMBED_MODEL") or "e5-")
+    for name in PREFIXES:
+        value = values.get(name, "")
+        if e5 and value and not re.fullmatch(r'"[^"]* "', value):
+            found.append(f"{name} is {value}: e5 needs its trailing blank, and so double quotes, as in .env.example")
+    model = values.get("MODEL_DIR", "").strip("\"'")
+    if model and not (path.parent / model / "config.json").is_file():
+        found.append(f"MODEL_DIR: there is no model in {path.parent / model}: .env.example says how to fetch it")
+    return found
+
+
 def main(folder: Path = HERE) -> int:
     target = folder / ".env"
     try:
         file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        if target.stat().st_mode & 0o077:
-            print(f"{target} holds secrets and others may read it: chmod 600 {target}", file=sys.stderr)
-            return 1
-        return 0
-    with os.fdopen(file, "w") as out:
-        out.write(fill((HERE / ".env.example").read_text()))
-    print(f"Wrote {target}: see in it where the memory is reached, and where the model's files are")
-    return 0
+        pass
+    else:
+        with os.fdopen(file, "w") as out:
+            out.write(fill((HERE / ".env.example").read_text()))
+        print(f"Wrote {target} with new secrets")
+    found = faults(target)
+    for fault in found:
+        print(f"Error: {target}: {fault}", file=sys.stderr)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(Path, sys.argv[1:])))

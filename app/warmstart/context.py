@@ -13,9 +13,9 @@ HEADER: Final = "## Prior observations from warmstart\n"
 #: Named so that a budget means the same everywhere; its vocabulary ships in a package.
 TOKENIZER: Final = "o200k_base"
 
-_ATX = re.compile(r"^(\s{0,3})(#{1,6})(?=\s|$)", re.MULTILINE)
-_SETEXT = re.compile(r"^(\s{0,3})(=+|-+)(?=[ \t]*$)", re.MULTILINE)
-_FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})", re.MULTILINE)
+#: What CommonMark takes for a heading, the line under one, and the ends of a block of code.
+_HEADING = re.compile(r"^( {0,3})(#{1,6}(?:[ \t]|$)|=+[ \t]*$|-+[ \t]*$)")
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 
 
 @functools.cache
@@ -55,7 +55,16 @@ def _one_line(text: str) -> str:
 
 
 def _contained(content: str) -> str:
-    """`content` whose headings are plain text and whose code fences are closed."""
-    safe = _SETEXT.sub(r"\1\\\2", _ATX.sub(r"\1\\\2", content))
-    fences = _FENCE.findall(safe)
-    return f"{safe}\n{fences[-1]}" if len(fences) % 2 else safe
+    """`content` whose headings are plain text and whose code ends with it; code stays as it is."""
+    lines, fence = [], ""
+    for line in content.splitlines():
+        mark = match.group(1) if (match := _FENCE.match(line)) else ""
+        if fence:
+            if mark.startswith(fence) and line.strip() == mark:
+                fence = ""
+        elif mark:
+            fence = mark
+        else:
+            line = _HEADING.sub(r"\1\\\2", line)
+        lines.append(line)
+    return "\n".join([*lines, fence] if fence else lines)

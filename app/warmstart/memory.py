@@ -33,7 +33,7 @@ MAX_TAGS: Final = 20
 MAX_TAG: Final = 64
 MAX_SOURCE: Final = 200
 MAX_METADATA_BYTES: Final = 4_096
-MAX_METADATA_DEPTH: Final = 20
+MAX_METADATA_DEPTH: Final = 31
 MAX_BATCH: Final = 100
 MAX_QUERY: Final = 16_384
 MAX_CURSOR: Final = 512
@@ -403,7 +403,8 @@ def parse(model: type[R], data: Any) -> R:
             kept = seen.setdefault(fault["field"], fault)
             if kept["fault"] == "type" and fault["fault"] == "value":
                 seen[fault["field"]] = fault
-        errors = list(seen.values())
+        # a list was the right branch where the fault lies inside it
+        errors = [f for f in seen.values() if not any(other.startswith(f["field"] + ".") for other in seen)]
         first = errors[0]
         detail = "; ".join(f"{e['field'] or 'body'}: {e['problem']}" for e in errors[:5])
         raise Invalid(detail, field=first["field"], errors=errors) from None

@@ -15,10 +15,14 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "compose")]
 
 import build  # noqa: E402
-from stack import FILES, Stack, command, free_port, model_folder, write_env  # noqa: E402
+from stack import FILES, Stack, free_port, model_folder, write_env  # noqa: E402
 
 PROJECT = "warmstart-test"
 UP = "up --detach --wait --wait-timeout 150 --no-build --pull never"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "containers: needs real containers; run by `make test-containers`")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,6 +81,7 @@ def show(stack: Stack) -> None:
 
 @pytest.fixture(scope="session")
 def key(stack: Stack) -> str:
+    stack.execute("api", "warmstart", "tenants", "create", "default")
     return stack.create_key()
 
 
@@ -106,5 +111,3 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
             report.sections.append(("containers", text))
     return report
 
-
-__all__ = ["command"]

@@ -27,8 +27,8 @@ from click.testing import CliRunner, Result
 from warmstart.cli import main
 from warmstart.client import MemoryClient
 from warmstart.home import Home, ServerInfo
-from warmstart.memory import NewMemory, SearchRequest
-from warmstart.postgres import EmbeddedPostgres
+from warmstart.memory import Batch, NewMemory, SearchRequest
+from warmstart.postgres import EmbeddedPostgres, running_dsn
 
 WARMSTART = [sys.executable, "-m", "warmstart.cli"]
 START_S = 60.0
@@ -148,6 +148,16 @@ def save(info: ServerInfo, content: str) -> str:
     async def work() -> str:
         async with MemoryClient(info.url, info.api_key) as memory:
             return (await memory.save(NewMemory(content=content))).id
+
+    return asyncio.run(work())
+
+
+def save_unembedded(info: ServerInfo, content: str) -> str:
+    """A batch is left to the worker."""
+
+    async def work() -> str:
+        async with MemoryClient(info.url, info.api_key) as memory:
+            return (await memory.save_batch(Batch(memories=[NewMemory(content=content)]))).results[0].id
 
     return asyncio.run(work())
 
@@ -388,6 +398,33 @@ def test_ten_clients_at_once_start_one_server(place: Place) -> None:
     place.serve()
     place.ready()
     assert KEY.search((place.directory / "serve.out").read_text())
+
+
+def test_api_and_worker_as_processes_of_their_own(place: Place) -> None:
+    place.serve("--no-worker")
+    info = place.ready()
+    memory_id = save_unembedded(info, "The heron database has the staging data.")
+    worker = subprocess.Popen([*WARMSTART, "worker"], env=place.environ, stderr=subprocess.DEVNULL)
+    try:
+        assert until(lambda: place.json("get", memory_id)["embedding_status"] == "ready", START_S)
+    finally:
+        worker.terminate()
+        assert worker.wait(STOP_S) == 0
+    assert place.run_apart("worker", "--retry-failed").stdout == "0 memories queued again\n"
+
+    # with a database of its own an API makes no key, tells nobody one, and may run twice on a home
+    dsn = running_dsn(place.home.path / "postgres")
+    assert dsn
+    port = str(free_port())
+    second = place.serve("--port", port, DATABASE_URL=dsn, EMBEDDING_ENABLED="False")
+    assert until(lambda: f"running at http://127.0.0.1:{port}" in place.said(), START_S), place.said()
+    assert not KEY.search(place.said())
+    assert place.home.server() == info
+    other = ServerInfo(f"http://127.0.0.1:{port}", second.pid, "", "", place.run("keys", "create").stdout.strip())
+    assert found_by(other, "heron") == [memory_id]
+    second.terminate()
+    assert second.wait(STOP_S) == 0
+    assert place.home.server() == info
 
 
 class mcp_session:

@@ -662,7 +662,9 @@ READS = {
     "delete": lambda s: s.tenant().delete(s.theirs, None, etag),
     "delete_for_good": lambda s: s.tenant().delete_for_good(s.theirs, None, etag),
     "restore": lambda s: s.tenant().restore(s.theirs),
-    "backfill": lambda s: s.backfill().set_vectors("alice", [Vector(s.theirs, "alice", content_hash("secret"), unit(1))]),
+    "backfill": lambda s: s.backfill().set_vectors(
+        "alice", [Vector(s.theirs, "alice", content_hash("secret"), unit(1))]
+    ),
     "frequencies": lambda s: Frequencies(s.table, 100)._count("alice"),
 }  # fmt: skip
 

@@ -155,10 +155,9 @@ async def kill_writers(processes: Processes, kills: int, writes: int, pause_s: f
     while done < kills or answered < writes:
         victim = chance.choice(sorted(processes.running))
         if chance.random() < 0.8:  # most have written by then, some are still opening the table
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(5):
-                    while not processes.entries(victim):
-                        await asyncio.sleep(0.005)
+            deadline = time.monotonic() + 5
+            while not processes.entries(victim) and time.monotonic() < deadline:
+                time.sleep(0.005)  # noqa: ASYNC251  nothing else runs in this process
         await asyncio.sleep(chance.uniform(0, pause_s))
         processes.kill(victim)
         processes.start("write", next(names))
@@ -193,10 +192,6 @@ async def test_the_lock_of_a_killed_process_is_free(processes: Processes) -> Non
     processes.wait_for_entry("holder", "held")
     with pytest.raises(StoreUnavailable, match="another process"):
         async with FileLock(processes.directory, timeout_s=0.2).hold():
-            pass
-    with pytest.raises(StoreUnavailable, match="another process"):  # nor does anybody open beside it
-        lock = FileLock(processes.directory, timeout_s=0.1)
-        async with lock.hold():
             pass
     processes.kill("holder")
     async with asyncio.timeout(1), FileLock(processes.directory).hold():

@@ -60,14 +60,15 @@ def cut(path: Path, share: float) -> bytes:
 async def test_a_newest_version_that_is_cut_short_is_left_out(tmp_path: Path, pattern: str, share: float) -> None:
     ids = await seeded(tmp_path)
     manifest = manifests(tmp_path)[0]
+    aside = tmp_path / "set-aside" / manifest.name
     damaged = newest(tmp_path, pattern)
     left = cut(damaged, share)
     kept_manifest = manifest.read_bytes()
     with capture_logs() as logs:
         opened = await open_table(str(tmp_path), SPACE)
-    assert opened.repaired == [str(tmp_path / "set-aside" / manifest.name)]
+    assert opened.repaired == [str(aside)]
     assert [e["event"] for e in logs if e["log_level"] == "error"] == ["store.repaired"]
-    assert Path(opened.repaired[0]).read_bytes() == kept_manifest
+    assert aside.read_bytes() == kept_manifest
     if damaged != manifest:
         assert damaged.read_bytes() == left
     assert await state(tmp_path) == {i: [] for i in ids}  # the edit is gone, its row is not
@@ -320,8 +321,7 @@ async def write_until_full(store: Store, tag: str) -> list[str]:
     for step in range(2_000):
         try:
             answered += await store.save(f"{tag} {step} " + "x" * 2_000)
-        except DiskFull as error:
-            assert "nothing was written" in error.detail
+        except DiskFull:
             return answered
     raise AssertionError("the disk was never full")
 
@@ -333,7 +333,7 @@ async def test_a_full_disk_is_said_loses_nothing_and_ends(small_disk: Path) -> N
         ballast = fill(small_disk, leave=400_000)
         saved += await write_until_full(store, "one")
         for attempt in range(5):
-            with pytest.raises(DiskFull):
+            with pytest.raises(DiskFull, match="nothing was written"):
                 await store.save(
                     f"more {attempt} " + "y" * 7_000, *[f"m{attempt} {i}" + "z" * 7_000 for i in range(20)]
                 )

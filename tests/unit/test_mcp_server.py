@@ -354,7 +354,7 @@ async def test_an_unknown_tool_is_invalid_params(client: Any) -> None:
         ("memory_search", {"query": "x", "limit": 0}, "limit"),
         ("memory_search", {"query": "x", "min_score": 0.04}, "min_score"),
         ("memory_search", {"query": ""}, "query"),
-        ("memory_search", {"query": "x", "type": ["fat"]}, "type"),
+        ("memory_search", {"query": "x", "type": ["fat"]}, "type.0"),
         ("memory_save", {"content": "x" * 8_001}, "content"),
         ("memory_save", {"content": "x\x00"}, "content"),
         ("memory_save", {"content": "x", "type": "fat"}, "type"),

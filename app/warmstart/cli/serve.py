@@ -135,16 +135,13 @@ class Service:
             runtime = await stack.enter_async_context(open_runtime(self._settings))
             first = await self._admit(runtime)
             app = LastUse(create_app(lambda: nullcontext(runtime)))
-            server = _server(app, lambda: self._started(first))
+            server = _server(app, lambda: self._started(first), lambda: self._stopping(first))
             if self._options.worker:
                 await stack.enter_async_context(_worker(runtime, server))
             if self._options.idle_exit_s:
                 await stack.enter_async_context(_background(_idle_exit(app, self._options.idle_exit_s, self.stop)))
             self._server = server
-            try:
-                await server.serve(sockets=[self._listener])
-            finally:
-                self._home.withdraw()
+            await server.serve(sockets=[self._listener])
             if not server.started or server.failed:
                 raise StartRefused("the server ended by itself: its log says why")
 
@@ -175,6 +172,10 @@ class Service:
             _let_go_of_terminal()
         else:
             announce.ready(url, first.api_key, self._home)
+
+    def _stopping(self, first: First | None) -> None:
+        if first is not None:
+            self._home.withdraw()  # before requests under way end, so that no client comes any more
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ async def _worker(runtime: Runtime, server: Any) -> AsyncIterator[None]:
         yield
 
 
-def _server(app: LastUse, started: Callable[[], None]) -> Any:
+def _server(app: LastUse, started: Callable[[], None], stopping: Callable[[], None]) -> Any:
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -269,6 +270,7 @@ def _server(app: LastUse, started: Callable[[], None]) -> Any:
                 started()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            stopping()
             await super().shutdown(sockets=sockets)
             if self.force_exit:
                 await self.lifespan.shutdown()  # uvicorn would leave the application open

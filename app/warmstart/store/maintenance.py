@@ -11,6 +11,7 @@ import structlog
 from lancedb.index import IvfSq
 
 from warmstart.store.reads import Inspector
+from warmstart.store.repair import has_set_aside
 from warmstart.store.schema import TABLE
 from warmstart.store.table import Table, translated
 from warmstart.store.writes import Writer
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 MAX_SMALL_FRAGMENTS: Final = 100
 #: Each compaction adds a segment to a vector index; above this it is built anew.
 MAX_INDEX_SEGMENTS: Final = 15
-#: Files of writers that were killed are nobody's after this time.
+#: Versions keep their own time; who removes orphans holds the lock, so no writer is at work on one.
 _ORPHAN_AGE: Final = timedelta(days=7)
 _VECTOR_INDEX: Final = "embedding_idx"
 
@@ -74,7 +75,12 @@ class Maintenance:
         return await self._writer.change(run)
 
     async def remove_orphans(self) -> None:
-        """Files that no version names: writers that were killed leave them."""
+        """Files that no version names: writers that were killed leave them.
+
+        Not beside a manifest that was set aside: they may be what it names.
+        """
+        if self._table.directory and has_set_aside(self._table.directory):
+            return
 
         async def run() -> None:
             await self._lance.optimize(cleanup_older_than=_ORPHAN_AGE, delete_unverified=True)

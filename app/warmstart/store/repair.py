@@ -30,6 +30,7 @@ _DATA_FILE: Final = re.compile(rb"[0-9a-f]{50}\.lance")
 #: More versions than one group of writes, or one compaction, makes between two syncs.
 MAX_REPAIRS: Final = 24
 _SYNCED: Final = "synced-version"
+_SET_ASIDE: Final = "set-aside"
 
 
 def mark_synced(directory: Path, version: int) -> None:
@@ -62,7 +63,7 @@ def go_back_to_whole_version(directory: Path) -> list[str]:
                 "memories that were saved; nothing was changed. Restore a backup",
                 retry_after=60,
             )
-        aside = directory / "set-aside"
+        aside = directory / _SET_ASIDE
         aside.mkdir(exist_ok=True, mode=0o700)
         target = _unused(aside / manifests[0].name)
         manifests[0].rename(target)
@@ -75,6 +76,10 @@ def go_back_to_whole_version(directory: Path) -> list[str]:
             "what was not yet answered may be missing",
         )
     return [str(target) for _, target in moved]
+
+
+def has_set_aside(directory: Path) -> bool:
+    return (directory / _SET_ASIDE).is_dir() and any((directory / _SET_ASIDE).iterdir())
 
 
 def has_version(directory: Path) -> bool:

@@ -1,0 +1,171 @@
+"""What each container may do, read off the engine and off the running processes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import build
+import httpx
+import pytest
+from stack import SERVICES, Stack, command
+
+MB = 2**20
+MEMORY_MB = {
+    "api": 512, "worker": 384, "redis": 96, "redis-rest": 128, "embeddings": 1024, "postgres": 192, "caddy": 128,
+}  # fmt: skip
+NETWORKS = {
+    "api": {"backend", "edge"}, "worker": {"backend", "edge"}, "caddy": {"edge"},
+    "redis": {"backend"}, "redis-rest": {"backend"}, "embeddings": {"backend"}, "postgres": {"backend"},
+}  # fmt: skip
+PORTS = {"api": 8484, "redis": 6379, "redis-rest": 8079, "embeddings": 8080, "postgres": 5432}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_limits_and_rights(service: str, stack: Stack) -> None:
+    found = stack.inspect(service)
+    host, config = found["HostConfig"], found["Config"]
+    assert config["User"].split(":")[0] not in ("", "0", "root")
+    assert host["CapDrop"] == ["ALL"]
+    assert [cap.removeprefix("CAP_") for cap in host["CapAdd"] or []] == (
+        ["NET_BIND_SERVICE"] if service == "caddy" else []
+    )
+    assert host["Privileged"] is False
+    assert host["ReadonlyRootfs"] is True
+    assert "no-new-privileges:true" in host["SecurityOpt"]
+    assert host["Memory"] == MEMORY_MB[service] * MB
+    assert 0 < host["PidsLimit"] <= 256
+    assert host["RestartPolicy"]["Name"] == "unless-stopped"
+    assert host["LogConfig"] == {"Type": "json-file", "Config": {"max-file": "3", "max-size": "10m"}}
+    assert set(found["NetworkSettings"]["Networks"]) == {f"{stack.project}_{name}" for name in NETWORKS[service]}
+    assert not any("docker.sock" in mount["Source"] for mount in found["Mounts"])
+    # a volume without a name is one that nobody knows of, and that an upgrade loses
+    named = {m["Name"] for m in found["Mounts"] if m["Type"] == "volume"}
+    assert named <= {f"{stack.project}_{name}" for name in ("data", "caddy", "postgres")}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_published_ports(service: str, stack: Stack) -> None:
+    bindings = stack.inspect(service)["HostConfig"]["PortBindings"] or {}
+    assert sorted(bindings) == (["443/tcp", "80/tcp"] if service == "caddy" else [])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_first_process_has_no_capability_and_can_get_none(service: str, stack: Stack) -> None:
+    status = dict(line.split(":", 1) for line in stack.execute(service, "cat", "/proc/1/status").splitlines())
+    assert int(status["CapEff"], 16) == 0
+    assert int(status["CapPrm"], 16) == 0
+    assert status["NoNewPrivs"].strip() == "1"
+    assert status["Uid"].split()[0] != "0"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_memory_limit_is_the_kernels(service: str, stack: Stack) -> None:
+    script = "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes"
+    assert int(stack.execute(service, "sh", "-c", script)) == MEMORY_MB[service] * MB
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_root_cannot_be_written(service: str, stack: Stack) -> None:
+    for place in ("/usr/bin/x", "/etc/x", "/x"):
+        assert "Read-only file system" in stack.execute(service, "sh", "-c", f"echo > {place}", ok=False)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_secret_is_in_a_command_line(service: str, stack: Stack) -> None:
+    found = stack.inspect(service)
+    words = " ".join([found["Path"], *found["Args"], *(found["Config"]["Cmd"] or [])])
+    words += command("docker", "top", found["Id"], "-eo", "args")
+    for name in ("REDIS_PASSWORD", "UPSTASH_REDIS_REST_TOKEN", "OPENAI_API_KEY", "POSTGRES_PASSWORD"):
+        assert stack.settings[name] not in words
+
+
+def test_each_container_gets_only_the_secrets_it_needs(stack: Stack) -> None:
+    needs = {
+        "REDIS_PASSWORD": {"redis", "redis-rest"},
+        "UPSTASH_REDIS_REST_TOKEN": {"api", "worker", "redis-rest"},
+        "OPENAI_API_KEY": {"api", "worker", "embeddings"},
+        "POSTGRES_PASSWORD": {"api", "worker", "postgres"},
+    }
+    for secret, services in needs.items():
+        value = stack.settings[secret]
+        assert {s for s in SERVICES if value in "\n".join(stack.inspect(s)["Config"]["Env"])} == services
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_health_checks(service: str, stack: Stack) -> None:
+    found = stack.inspect(service)
+    if service in ("embeddings", "worker"):
+        assert "Healthcheck" not in found["Config"]
+        assert found["State"]["Running"]
+    else:
+        assert found["State"]["Health"]["Status"] == "healthy"
+
+
+def test_the_model_cannot_be_written(stack: Stack) -> None:
+    [mount] = [m for m in stack.inspect("embeddings")["Mounts"] if m["Destination"] == "/model"]
+    assert mount["RW"] is False
+    assert "Read-only file system" in stack.execute("embeddings", "sh", "-c", "echo > /model/x", ok=False)
+
+
+# -- who reaches whom
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[tuple[str, int]]:
+    """A listener on this machine's own address, which stands for the world outside."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; it only picks the address
+        address = probe.getsockname()[0]
+    with socket.create_server((address, 0)) as listener:
+        yield address, listener.getsockname()[1]
+
+
+def connect(stack: Stack, service: str, host: str, port: int) -> bool:
+    words = ["timeout", "4", "bash", "-c", f"exec 3<>/dev/tcp/{host}/{port}"]
+    with contextlib.suppress(AssertionError):
+        stack.execute(service, *words)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_way_out(service: str, stack: Stack, outside: tuple[str, int]) -> None:
+    assert connect(stack, service, *outside) is ("edge" in NETWORKS[service])
+
+
+def test_a_backend_container_finds_no_name_outside(stack: Stack) -> None:
+    assert "redis" in stack.execute("redis-rest", "getent", "hosts", "redis")
+    for service in ("embeddings", "redis", "redis-rest"):
+        stack.execute(service, "timeout", "8", "getent", "hosts", "deb.debian.org", ok=False)
+
+
+def test_caddy_reaches_the_api_and_nothing_behind_it(stack: Stack) -> None:
+    assert connect(stack, "caddy", "api", 8484)
+    for service in ("redis", "redis-rest", "embeddings", "postgres"):
+        assert not connect(stack, "caddy", stack.address(service), PORTS[service])
+
+
+@pytest.mark.parametrize("service", PORTS)
+def test_the_backend_is_not_reached_from_another_network(service: str, stack: Stack) -> None:
+    target = f"exec 3<>/dev/tcp/{stack.address(service)}/{PORTS[service]}"
+    command("docker", "run", "--rm", build.tag("base"), "timeout", "4", "bash", "-c", target, ok=False)
+
+
+def test_redis_wants_its_password_and_forgets_the_least_used(stack: Stack) -> None:
+    assert "NOAUTH" in stack.execute("redis", "env", "-u", "REDISCLI_AUTH", "redis-cli", "ping")
+    settings = stack.execute("redis", "redis-cli", "config", "get", "*").splitlines()
+    config = dict(zip(settings[::2], settings[1::2], strict=False))
+    assert config["maxmemory"] == str(64 * MB)
+    assert config["maxmemory-policy"] == "allkeys-lru"
+    assert config["save"] == ""
+    assert config["appendonly"] == "no"
+
+
+def test_the_embedding_server_wants_its_key(stack: Stack) -> None:
+    url = f"http://{stack.address('embeddings')}:8080"
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/health").status_code == 200
+        answer = client.post("/v1/embeddings", json={"input": "x"})
+    assert (answer.status_code, answer.content) == (401, b"")
