@@ -10,25 +10,24 @@ PYTHONS := python3 python3.14 python3.13 python3.12 python3.11 python
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lint format coverage bench lock clean
+.PHONY: help setup run test test-all lint format coverage docs bench lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: root-check $(VENV)/.installed ## set up and run the memory (PORT=8484, WARMSTART_HOME=…)
 	@exec $(VENV)/bin/warmstart serve
 
 setup: $(VENV)/.installed-dev ## set up what tests and checks need
 
-test: $(VENV)/.installed-dev ## set up and pass the tests
-	$(PY) -m pytest -m "not slow"
+test: $(VENV)/.installed-dev ## set up and pass the tests; what this machine can't run is named
+	$(PY) tests/run.py
 
-test-all: lint ## checks, and all tests with coverage; takes minutes
-	$(MAKE) coverage
+test-all: lint ## checks, and all tests with coverage; takes an hour
+	$(PY) tests/run.py --slow --coverage
 
-coverage: $(VENV)/.installed-dev
-	$(PY) -m coverage run -m pytest
-	$(PY) -m coverage report --skip-covered --skip-empty
+coverage: $(VENV)/.installed-dev ## the tests, and which lines they miss
+	$(PY) tests/run.py --coverage
 
 lint: $(VENV)/.installed-dev ## formatting, lint, types, direction of imports
 	$(VENV)/bin/ruff format --check .
@@ -40,12 +39,15 @@ format: $(VENV)/.installed-dev ## format the code
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+docs: $(VENV)/.installed-dev ## write the generated pages of docs/ again
+	$(PY) -m docs.generate
+
 bench: $(VENV)/.installed-dev ## measure speed and memory against raw LanceDB; takes minutes
 	$(PY) -m loadtests.bench
 
-lock: $(VENV)/.installed-dev ## bring both lock files up to pyproject.toml (UPGRADE=1: newest versions)
-	@$(PIP) install --quiet uv
+lock: $(VENV)/.installed-dev ## bring the lock files up to pyproject.toml (UPGRADE=1: newest versions)
 	@for lock in "requirements.lock --extra server --extra local" \
+	             "requirements-server.lock --extra server --constraint requirements.lock" \
 	             "requirements-dev.lock --all-extras --constraint requirements.lock"; do \
 	  set -- $$lock; output=$$1; shift; \
 	  echo 'setuptools>=77' | $(VENV)/bin/uv pip compile --quiet pyproject.toml - "$$@" $(if $(UPGRADE),--upgrade) \
@@ -57,7 +59,7 @@ lock: $(VENV)/.installed-dev ## bring both lock files up to pyproject.toml (UPGR
 	$(PY) -c "$$SIZES" "$$wheels" requirements.lock
 
 clean: ## remove the environment and what tools left; never a memory's data
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build .cache
 
 # -- what the targets above stand on
 
@@ -93,3 +95,5 @@ lock.write_text(f"# first run: downloads about {download:.0f} MB of Python packa
                 "Postgres and the embedding model among them, and nothing later.\n" + lock.read_text())
 endef
 export SIZES
+
+-include compose/targets.mk

@@ -1,4 +1,4 @@
-"""Before a start: writes compose/.env where there is none (mode 0600, new secrets), and names every fault of one there is."""
+"""Before a start: writes compose/.env where there is none (mode 0600, new secrets); else names all its faults."""
 
 from __future__ import annotations
 

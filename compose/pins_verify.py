@@ -1,4 +1,4 @@
-"""Asks the registries for the digest that each pinned tag has now; exit 1 where one has moved on, 2 where none answers."""
+"""Asks the registries for the digest each pinned tag has now. Exit 1: one has moved on; 2: one was not reached."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def main() -> int:
             moved += 1
             print(f"moved {pin.name}: {pin.tag}: pinned {pin.digest}, now {now}")
     if moved:
-        print(
-            "A tag that moved was rebuilt; the pinned digest still works. To take the new one: pins.toml and compose.yml."
-        )
+        print("What moved was rebuilt; the pinned digest still works. A new one goes into pins.toml and compose.yml.")
     if unreached:
         print(f"{unreached} not verified: try again on a machine that reaches these registries.", file=sys.stderr)
     return 1 if moved else 2 if unreached else 0

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 #: The nearest rows that the vector arm orders anew; its best 50 are ranked.
 CANDIDATES: Final = 100
@@ -29,6 +30,9 @@ COMMON_DIRECTIONS: Final = 3
 MIN_COVERAGE: Final = 0.3
 #: Sums differ in their last digits with the order of the rows; ties must not.
 _DIGITS: Final = 5
+
+# these products are small: handing them to several threads costs ten times what they take
+threadpool_limits(limits=1, user_api="blas")
 
 Matrix = npt.NDArray[np.float32]
 

@@ -117,6 +117,8 @@ class Settings(BaseModel):
         50_000, description="A tenant above this is searched through a vector index; below, search is exact."
     )
 
+    resident_mb: Positive = Field(256, description="Memory for tenants whose rows and vectors are held in it.")
+
     query_cache_ttl_s: Positive = Field(5, description="How long a query's vector is cached.")
     embedding_cache_ttl_s: Positive = Field(7 * 86_400, description="How long a text's vector is cached.")
     embed_query_budget_ms: Positive = Field(800, description="Time for the query's vector.")

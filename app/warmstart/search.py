@@ -30,6 +30,7 @@ from warmstart.store.frequencies import Frequencies
 from warmstart.store.maintenance import Maintenance
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Candidate, Reader, filters_of
+from warmstart.store.resident import Residents, Snapshot
 from warmstart.store.table import Table
 from warmstart.terms import MAX_TERMS, keep_rarest, query_text
 
@@ -68,6 +69,8 @@ class Outcome:
     ranked: list[Ranked] = field(default_factory=list)
     mode: Mode = "hybrid"
     degraded: list[str] = field(default_factory=list)
+    #: The tenant as it was searched, where it is held in memory.
+    snapshot: Snapshot | None = None
 
     def degrade(self, reason: str) -> None:
         if reason not in self.degraded:
@@ -80,6 +83,25 @@ class _ArmFailed(Exception):
         super().__init__(detail)
 
 
+@dataclass(slots=True)
+class _Asked:
+    """One search under way."""
+
+    user_id: str
+    reader: Reader
+    query: str
+    filters: Sequence[Predicate]
+    budget: Budget
+    deadline: float
+    outcome: Outcome = field(default_factory=Outcome)
+    #: The query's terms as indexed, where a vector arm makes them needed.
+    terms: Sequence[str] = ()
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+
 class Search:
     """The retrieval path over one table."""
 
@@ -89,6 +111,7 @@ class Search:
         self._embedder = embedder
         self._maintenance = maintenance
         self._frequencies = Frequencies(table, settings.scan_rows)
+        self._residents = Residents(table, settings.resident_mb << 20)
         self._arms: set[asyncio.Task[Any]] = set()
         self._sizes: dict[str, tuple[float, int]] = {}
 
@@ -101,27 +124,25 @@ class Search:
 
     async def run(self, user_id: str, request: SearchRequest, budget: Budget) -> Outcome:
         """Raises TenantAssertion, and nothing else that a rung can answer."""
-        deadline = time.monotonic() + budget.total
         reader = Reader(self._table, user_id)
-        filters = filters_of(request)
-        outcome = Outcome()
-        text = self._spawn(self._text(reader, user_id, request.query, filters), budget.arm, deadline, "text")
-        vector = self._spawn_vector(reader, user_id, request.query, filters, budget, deadline)
-        tasks = [t for t in (text, vector) if t is not None]
-        await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
-        texts = _settle(text, outcome, request)
-        vectors = _settle(vector, outcome, request)
+        deadline = time.monotonic() + budget.total
+        asked = _Asked(user_id, reader, request.query, filters_of(request), budget, deadline)
+        outcome = asked.outcome
+        text = self._spawn(self._text(asked), asked, "text")
+        vector = None if self.vectors_off else asyncio.create_task(self._vector_arm(asked))
+        await asyncio.wait([t for t in (text, vector) if t is not None], timeout=asked.left)
+        texts, vectors = _settle(text, outcome), _settle(vector, outcome)
         if self.vectors_off == "space":
             outcome.degrade("space")
 
         if vectors is None and not texts:
-            await self._scan(reader, request.query, filters, budget, deadline, outcome)
+            await self._scan(asked)
             return outcome
         if vectors is None:
             outcome.mode = "keyword"
         elif texts is None:
             outcome.mode = "vector"
-        weak = await self._weak(request.query, texts) if vectors and texts else frozenset()
+        weak = _weak(asked.terms, texts) if vectors and texts else frozenset[str]()
         outcome.ranked = self._cut(fuse(vectors or [], texts or [], weak), request.min_score, outcome)
         return outcome
 
@@ -137,9 +158,17 @@ class Search:
 
     # -- the arms
 
-    async def _text(self, reader: Reader, user_id: str, query: str, filters: Sequence[Predicate]) -> list[Candidate]:
-        words = await self._words(user_id, query)
-        return await reader.text_arm(words, filters, self._settings.fetch_depth) if words else []
+    async def _text(self, asked: _Asked) -> list[Candidate]:
+        words = await self._words(asked.user_id, asked.query)
+        if not words:
+            return []
+        depth = self._settings.fetch_depth
+        if self.vectors_off:
+            return await asked.reader.text_arm(words, asked.filters, depth)
+        found, asked.terms = await asyncio.gather(
+            asked.reader.text_arm(words, asked.filters, depth), self._frequencies.query_terms(query_text(asked.query))
+        )
+        return found
 
     async def _words(self, user_id: str, query: str) -> str:
         """The query as full-text reads it: each term once, and of too many the rarest."""
@@ -154,33 +183,25 @@ class Search:
             return " ".join(keep_rarest(terms, lambda _: 0))
         return " ".join(keep_rarest(terms, await self._frequencies.of(user_id)))
 
-    def _spawn_vector(
-        self,
-        reader: Reader,
-        user_id: str,
-        query: str,
-        filters: Sequence[Predicate],
-        budget: Budget,
-        deadline: float,
-    ) -> asyncio.Task[list[Candidate]] | None:
-        if self.vectors_off:
-            return None
+    async def _vector_arm(self, asked: _Asked) -> list[Candidate]:
+        try:
+            values = await self._embedder.embed_query(asked.query, asked.budget.embedding)
+        except EmbeddingError as error:
+            raise _ArmFailed("embedding", str(error)) from error
+        return await self._spawn(self._nearest(asked, values), asked, "vector")
 
-        async def run() -> list[Candidate]:
-            try:
-                values = await self._embedder.embed_query(query, budget.embedding)
-            except EmbeddingError as error:
-                raise _ArmFailed("embedding", str(error)) from error
-            arm = self._vector(reader, user_id, values, filters)
-            return await self._spawn(arm, budget.arm, deadline, "vector")
-
-        return asyncio.create_task(run())
-
-    async def _vector(
-        self, reader: Reader, user_id: str, values: Sequence[float], filters: Sequence[Predicate]
-    ) -> list[Candidate]:
-        exact = not await self._is_large(reader, user_id)
-        near = await reader.vector_arm(values, filters, CANDIDATES, exact=exact)
+    async def _nearest(self, asked: _Asked, values: Sequence[float]) -> list[Candidate]:
+        rows = await self._rows_with_vectors(asked.reader, asked.user_id)
+        large = rows > self._settings.vector_index_min_rows
+        if not large and (snapshot := await self._residents.get(asked.user_id)):
+            asked.outcome.snapshot = snapshot
+            # a filter is the table's to apply, before it ranks
+            near = snapshot.nearest(values, CANDIDATES) if len(asked.filters) == 1 else None
+        else:
+            near = None
+        if near is None:
+            exact = not (large and await self._maintenance.has_vector_index())
+            near = await asked.reader.vector_arm(values, asked.filters, CANDIDATES, exact=exact)
         if not near:
             return []
         scores = vector_scores(np.asarray(values, dtype=np.float32), np.stack([c.evidence for c in near]))
@@ -188,22 +209,17 @@ class Search:
         ordered.sort(key=lambda c: c.order)
         return ordered[: self._settings.fetch_depth]
 
-    async def _weak(self, query: str, texts: Sequence[Candidate]) -> frozenset[str]:
-        [terms] = await self._frequencies.terms([query_text(query)])
-        weak = weak_rows(list(dict.fromkeys(terms))[:MAX_TERMS], [c.evidence for c in texts])
-        return frozenset(c.id for c, is_weak in zip(texts, weak, strict=True) if is_weak)
-
-    async def _is_large(self, reader: Reader, user_id: str) -> bool:
-        """Whether the tenant is past the size up to which search is exact, and an index serves it."""
+    async def _rows_with_vectors(self, reader: Reader, user_id: str) -> int:
+        """How large the tenant is, as known at most _SIZE_AGE_S ago."""
         known = self._sizes.get(user_id)
         at = time.monotonic()
         if known is None or at - known[0] > _SIZE_AGE_S:
             if len(self._sizes) >= _MAX_SIZES:
                 self._sizes.clear()
             known = self._sizes[user_id] = (at, await reader.count([where.active()]))
-        return known[1] > self._settings.vector_index_min_rows and await self._maintenance.has_vector_index()
+        return known[1]
 
-    def _spawn(self, arm: Coroutine[Any, Any, T], budget_s: float, deadline: float, reason: str) -> asyncio.Task[T]:
+    def _spawn(self, arm: Coroutine[Any, Any, T], asked: _Asked, reason: str) -> asyncio.Task[T]:
         """`arm` under its budget. Past it the caller goes on; the straggler keeps its place until it ends."""
         if len(self._arms) >= MAX_ARMS:
             arm.close()
@@ -211,8 +227,7 @@ class Search:
         task = asyncio.create_task(arm)
         self._arms.add(task)
         task.add_done_callback(self._ended)
-        budget_s = min(budget_s, max(0.0, deadline - time.monotonic()))
-        return asyncio.create_task(_within(task, budget_s, reason))
+        return asyncio.create_task(_within(task, min(asked.budget.arm, asked.left), reason))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._arms.discard(task)
@@ -221,27 +236,21 @@ class Search:
 
     # -- the scan
 
-    async def _scan(
-        self,
-        reader: Reader,
-        query: str,
-        filters: Sequence[Predicate],
-        budget: Budget,
-        deadline: float,
-        outcome: Outcome,
-    ) -> None:
+    async def _scan(self, asked: _Asked) -> None:
+        outcome = asked.outcome
         outcome.mode = "scan"
-        needles = scan_needles(query)
-        arm = self._spawn(reader.newest_texts(filters, self._settings.scan_rows), budget.arm, deadline, "scan")
-        await asyncio.wait([arm], timeout=max(0.0, deadline - time.monotonic()))
-        rows = _settle(arm, outcome, None)
+        texts = asked.reader.newest_texts(asked.filters, self._settings.scan_rows)
+        arm = self._spawn(texts, asked, "scan")
+        await asyncio.wait([arm], timeout=asked.left)
+        rows = _settle(arm, outcome)
         if rows is not None:
-            outcome.ranked = await asyncio.to_thread(scan, rows, needles)
+            outcome.ranked = await asyncio.to_thread(scan, rows, scan_needles(asked.query))
 
     async def close(self) -> None:
         for task in list(self._arms):
             task.cancel()
         await self._frequencies.close()
+        await self._residents.close()
 
 
 async def _fail(error: Exception) -> Any:
@@ -260,7 +269,7 @@ async def _within(task: asyncio.Task[T], budget_s: float, reason: str) -> T:
         raise _ArmFailed(reason, str(error)) from error
 
 
-def _settle(task: asyncio.Task[T] | None, outcome: Outcome, request: SearchRequest | None) -> T | None:
+def _settle(task: asyncio.Task[T] | None, outcome: Outcome) -> T | None:
     """What the arm gave; None, with the reason noted, where it gave nothing in time."""
     if task is None:
         return None
@@ -275,6 +284,11 @@ def _settle(task: asyncio.Task[T] | None, outcome: Outcome, request: SearchReque
         event = "search.embedding.degraded" if error.reason == "embedding" else "search.arm.degraded"
         log.warning(event, reason=error.reason, detail=str(error)[:300])
         return None
+
+
+def _weak(terms: Sequence[str], texts: Sequence[Candidate]) -> frozenset[str]:
+    weak = weak_rows(terms[:MAX_TERMS], [c.evidence for c in texts])
+    return frozenset(c.id for c, is_weak in zip(texts, weak, strict=True) if is_weak)
 
 
 def scan_needles(query: str) -> list[str]:

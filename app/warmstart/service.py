@@ -237,7 +237,9 @@ class MemoryService:
     async def _hits(self, request: SearchRequest, limit: int, budget: Budget) -> tuple[builtins.list[Hit], Outcome]:
         outcome = await self._runtime.search.run(self._user_id, request, budget)
         best = outcome.ranked[:limit]
-        rows = await self._reader.rows([r.id for r in best], [where.active()])
+        rows = outcome.snapshot.get([r.id for r in best]) if outcome.snapshot else {}
+        if missing := [r.id for r in best if r.id not in rows]:
+            rows |= await self._reader.rows(missing, [where.active()])
         hits = [
             Hit.model_validate(
                 to_memory(rows[r.id]).model_dump() | {"score": r.score, "ranks": Ranks(vector=r.vector, text=r.text)}

@@ -40,7 +40,9 @@ MMDEBSTRAP: Final = (
     *(f'--aptopt=Dir::Cache::{part} ""' for part in ("pkgcache", "srcpkgcache")),
 )  # fmt: skip
 #: What needs root and apt to be there.
-HOST_PROGRAMS: Final = {"dockerd": "docker.io", "iptables": "iptables", "mmdebstrap": "mmdebstrap"}
+HOST_PROGRAMS: Final = {
+    "dockerd": "docker.io", "iptables": "iptables", "mmdebstrap": "mmdebstrap", "ip": "iproute2",
+}  # fmt: skip
 PLUGIN_DIR: Final = Path("/usr/libexec/docker/cli-plugins")
 #: Engine start and plain commands; a build may take longer.
 START_TIMEOUT_S: Final = 60
@@ -89,8 +91,7 @@ def works(*command: str) -> bool:
 
 def ensure_engine() -> None:
     """A running engine with Compose v2 and buildx. Raises BuildError where that can't be had."""
-    if not works("docker", "info") or not shutil.which("mmdebstrap"):
-        _install_host_packages()
+    _install_host_packages()
     if not works("docker", "compose", "version") or not works("docker", "buildx", "version"):
         with step("compose v2 and buildx"):
             _install_plugins()

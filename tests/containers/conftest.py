@@ -110,4 +110,3 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
             text = stack.compose("ps", "--all") + stack.compose("logs", "--no-color", "--tail", "25")
             report.sections.append(("containers", text))
     return report
-

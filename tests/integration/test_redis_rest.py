@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from hypothesis import strategies as st
 from upstash_redis import Redis
 from upstash_redis.errors import UpstashError
 
+from clients.node import NODE, npm_ci
 from fakes.redis_server import RedisServer, free_port, wait_for_port
 from warmstart.errors import CacheUnavailable, ConfigError
 from warmstart.ratelimit import RateLimiter
@@ -157,14 +157,9 @@ def test_python_errors(official: Redis, url: str) -> None:
 
 
 def test_node_redis_and_ratelimit(url: str) -> None:
-    node, npm = shutil.which("node"), shutil.which("npm")
-    assert None not in (node, npm), "Node 18 or newer with npm is needed; on Debian: apt-get install nodejs npm"
-    installed = subprocess.run(
-        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=CLIENTS, capture_output=True, text=True
-    )
-    assert installed.returncode == 0, installed.stderr
+    folder = npm_ci(CLIENTS)
     env = {**os.environ, "UPSTASH_REDIS_REST_URL": url, "UPSTASH_REDIS_REST_TOKEN": TOKEN}
-    done = subprocess.run([node, "upstash.mjs"], cwd=CLIENTS, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([NODE, "upstash.mjs"], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
     checks = [json.loads(line) for line in done.stdout.splitlines()]
     assert [c for c in checks if not c["ok"]] == []
     assert done.returncode == 0, done.stderr

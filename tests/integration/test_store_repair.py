@@ -137,6 +137,28 @@ async def test_damage_to_what_was_saved_long_ago_throws_nothing_away(tmp_path: P
         assert await store.reader().count([]) == len(ids) + 30
 
 
+async def test_of_what_was_synced_only_the_newest_may_go(tmp_path: Path) -> None:
+    """However near a whole version is."""
+    ids = await seeded(tmp_path)
+    async with open_store(tmp_path) as store:
+        for step in range(3):
+            await store.save(f"later {step}")
+    for manifest in manifests(tmp_path)[:2]:
+        cut(manifest, 0.5)
+    before = [(m.name, m.read_bytes()) for m in manifests(tmp_path)]
+    with pytest.raises(StoreUnavailable, match="Restore a backup"):
+        await open_table(str(tmp_path), SPACE)
+    assert [(m.name, m.read_bytes()) for m in manifests(tmp_path)] == before
+    (tmp_path / "synced-version").unlink()  # where it is not known, what is whole is taken
+    assert len((await open_table(str(tmp_path), SPACE)).repaired) == 2
+    assert await store_count(tmp_path) == len(ids) + 1
+
+
+async def store_count(directory: Path) -> int:
+    async with open_store(directory) as store:
+        return await store.reader().count([])
+
+
 @pytest.mark.parametrize("hint", ["missing", "empty", "nonsense", "too new", "too old"])
 async def test_the_version_hint_does_not_matter(tmp_path: Path, hint: str) -> None:
     ids = await seeded(tmp_path)

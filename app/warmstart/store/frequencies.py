@@ -15,6 +15,8 @@ from warmstart.store.table import Table
 
 MAX_AGE_S: Final = 600.0
 MAX_TENANTS: Final = 32
+#: Queries whose terms are remembered.
+MAX_QUERIES: Final = 512
 #: A first long query waits this long for its tenant's counts, then goes by the length of the words.
 WAIT_S: Final = 0.3
 _CHUNK: Final = 200
@@ -32,6 +34,7 @@ class Frequencies:
         self._depth = depth
         self._known: OrderedDict[str, tuple[float, Counter[str]]] = OrderedDict()
         self._counting: dict[str, asyncio.Task[Counter[str]]] = {}
+        self._split: dict[str, tuple[str, ...]] = {}
 
     async def terms(self, texts: Sequence[str]) -> list[list[str]]:
         """The terms of each text, as the index makes them."""
@@ -43,6 +46,19 @@ class Frequencies:
             else:
                 split[-1].append(token.text)
         return split
+
+    async def query_terms(self, text: str) -> tuple[str, ...]:
+        """The distinct terms of a query; the same query is often asked again. Empty without an index."""
+        if (known := self._split.get(text)) is not None:
+            return known
+        try:
+            [terms] = await self.terms([text])
+        except (RuntimeError, ValueError):
+            return ()
+        if len(self._split) >= MAX_QUERIES:
+            self._split.clear()
+        self._split[text] = tuple(dict.fromkeys(terms))
+        return self._split[text]
 
     async def of(self, user_id: str) -> Frequency:
         known = self._known.get(user_id)

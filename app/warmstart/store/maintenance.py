@@ -72,7 +72,7 @@ class Maintenance:
             await self._lance.optimize(cleanup_older_than=self._retention)
             return time.perf_counter() - started
 
-        return await self._writer.change(run)
+        return await self._writer.change(run, {})
 
     async def remove_orphans(self) -> None:
         """Files that no version names: writers that were killed leave them.
@@ -85,7 +85,7 @@ class Maintenance:
         async def run() -> None:
             await self._lance.optimize(cleanup_older_than=_ORPHAN_AGE, delete_unverified=True)
 
-        await self._writer.change(run)
+        await self._writer.change(run, {})
 
     async def care_for_vector_index(self) -> str | None:
         """Make, rebuild or leave the vector index; what was done.
@@ -106,7 +106,7 @@ class Maintenance:
         async def run() -> None:
             await self._lance.create_index("embedding", config=IvfSq(distance_type="cosine"), replace=True)  # type: ignore[arg-type]
 
-        await self._writer.change(run)
+        await self._writer.change(run, {})
         return action
 
     async def has_vector_index(self) -> bool:

@@ -183,6 +183,12 @@ class Reader:
             )
         return self._checked(rows)
 
+    async def whole(self, filters: Sequence[Predicate]) -> pa.Table:
+        """Every row that matches, with its vector; for tenants that fit into memory."""
+        with translated("read"):
+            rows = await self._lance.query().where(self._where(filters)).select([*SHOWN, "embedding"]).to_arrow()
+        return self._checked(rows)
+
     async def rows(self, ids: Sequence[str], filters: Sequence[Predicate] = ()) -> dict[str, Row]:
         """The rows of `ids` that exist, trash included unless `filters` says otherwise."""
         if not ids:

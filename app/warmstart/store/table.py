@@ -16,6 +16,7 @@ from lancedb.table import AsyncTable
 from warmstart.config import Space
 from warmstart.errors import DiskFull, Problem, StoreUnavailable
 from warmstart.store import predicates as where
+from warmstart.store.journal import JournalWriter
 from warmstart.store.lock import FileLock, WriteLock
 from warmstart.store.repair import go_back_to_whole_version, has_damaged_index, has_version
 from warmstart.store.schema import BTREE_COLUMNS, FTS_OPTIONS, SPACE_KEY, TABLE, schema
@@ -41,6 +42,8 @@ class Table:
         self.space = space
         #: Files that were moved aside because they could not be read.
         self.repaired = repaired
+        #: Where writers say which rows they touched; None on an object store.
+        self.journal = JournalWriter(self.directory) if self.directory else None
 
     @property
     def directory(self) -> Path | None:
@@ -77,6 +80,9 @@ async def open_table(uri: str, space: Space) -> Table:
             if has_damaged_index(directory):
                 await _drop_damaged_indices(lance)
             await _ensure_indices(lance)
+            # a chain that begins here: what happened before is nobody's to assume
+            version = await lance.version()
+            JournalWriter(directory).append(version, version, None)
             metadata = (await lance.schema()).metadata or {}
     kept = metadata.get(SPACE_KEY)
     return Table(uri, lance, lock, Space.from_json(kept.decode()) if kept else space, repaired)

@@ -22,6 +22,7 @@ import structlog
 
 from warmstart.errors import Conflict, Duplicate, Expired, NotFound, Problem, Stale, StoreUnavailable
 from warmstart.store import predicates as where
+from warmstart.store.journal import Rows, merge
 from warmstart.store.lock import sync_filesystem
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Reader, check_tenant
@@ -57,6 +58,7 @@ class _Insert:
 @dataclass(slots=True)
 class _Change:
     run: Callable[[], Awaitable[Any]]
+    touches: Rows | None
     done: asyncio.Future[Any]
 
 
@@ -106,10 +108,14 @@ class Writer:
         done: asyncio.Future[list[Inserted]] = asyncio.get_running_loop().create_future()
         return await self._submit(_Insert(list(rows), done), done)
 
-    async def change(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Run `run` under the lock, on the newest version; answered after the sync."""
+    async def change(self, run: Callable[[], Awaitable[T]], touches: Rows | None) -> T:
+        """Run `run` under the lock, on the newest version; answered after the sync.
+
+        `touches` is for the journal: the rows that are other than before, by
+        tenant (None: any of them), or None: rows of any tenant.
+        """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        return await self._submit(_Change(run, done), done)
+        return await self._submit(_Change(run, touches, done), done)
 
     async def _submit(self, operation: _Insert | _Change, done: asyncio.Future[T]) -> T:
         if self._closed:
@@ -164,24 +170,35 @@ class Writer:
 
     async def _write(self, group: _Group) -> None:
         answers: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
+        touched: dict[str, Sequence[str] | None] | None = {}
         async with self._table.lock.hold():
             await self._lance.checkout_latest()  # type: ignore[no-untyped-call]
+            before = await self._lance.version()
             if group.inserts:
+                rows = [row for op in group.inserts for row in op.rows]
+                touched = _owners(rows)
                 try:
-                    inserted = await self._insert([row for op in group.inserts for row in op.rows])
+                    inserted = await self._insert(rows)
                     for op in group.inserts:
                         answers.append((op.done, inserted[: len(op.rows)], None))
                         inserted = inserted[len(op.rows) :]
                 except Exception as error:
                     answers += [(op.done, None, error) for op in group.inserts]
             for change in group.changes:
+                if change.touches is None:
+                    touched = None
+                elif touched is not None:
+                    merge(touched, change.touches)
                 try:
                     answers.append((change.done, await change.run(), None))
                 except Exception as error:
                     answers.append((change.done, None, error))
             directory = self._table.directory
             if directory is not None:
-                await asyncio.to_thread(_sync, directory, await self._lance.version())
+                after = await self._lance.version()
+                await asyncio.to_thread(_sync, directory, after)
+                if self._table.journal and after != before:
+                    self._table.journal.append(before, after, touched)
         self.wrote.set()
         for future, answer, failure in answers:
             if future.done():
@@ -235,6 +252,13 @@ class Writer:
         return known
 
 
+def _owners(rows: Sequence[Row]) -> dict[str, Sequence[str] | None]:
+    owned: dict[str, Sequence[str] | None] = {}
+    for row in rows:
+        merge(owned, {row["user_id"]: [row["id"]]})
+    return owned
+
+
 class TenantWriter:
     """The changes of one tenant."""
 
@@ -266,7 +290,7 @@ class TenantWriter:
                 await self._refuse_second(changed["content_hash"], after["namespace"], memory_id)
             return await self._update(row, changed)
 
-        return await self._writer.change(run)
+        return await self._writer.change(run, {self._user_id: [memory_id]})
 
     async def delete(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> Row:
         """To the trash; a row that is there already stays as it is."""
@@ -279,14 +303,14 @@ class TenantWriter:
             at = now()
             return await self._update(row, {"deleted_at": at, "expires_at": at + self._trash})
 
-        return await self._writer.change(run)
+        return await self._writer.change(run, {self._user_id: [memory_id]})
 
     async def delete_for_good(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> None:
         async def run() -> None:
             _check_match(await self._one(memory_id), if_match, etag)
             await self._lance.delete(self._row(memory_id))
 
-        await self._writer.change(run)
+        await self._writer.change(run, {self._user_id: [memory_id]})
 
     async def restore(self, memory_id: str) -> Row:
         async def run() -> Row:
@@ -298,7 +322,7 @@ class TenantWriter:
             await self._refuse_second(row["content_hash"], row["namespace"], memory_id)
             return await self._update(row, {"deleted_at": None, "expires_at": None})
 
-        return await self._writer.change(run)
+        return await self._writer.change(run, {self._user_id: [memory_id]})
 
     async def rename_namespace(self, name: str, to: str) -> int:
         """How many rows moved, trash included; refused where `to` has any row."""
@@ -311,7 +335,7 @@ class TenantWriter:
                 raise Conflict(f"the namespace {to!r} exists already; pick another name", field="name")
             return await self._update_all(where.equals("namespace", name), {"namespace": to, "updated_at": now()})
 
-        return await self._writer.change(run)
+        return await self._writer.change(run, {self._user_id: None})
 
     async def delete_namespace(self, name: str) -> int:
         """How many active rows went to the trash."""
@@ -326,7 +350,7 @@ class TenantWriter:
                 {"deleted_at": at, "expires_at": at + self._trash, "updated_at": at},
             )
 
-        return await self._writer.change(run)
+        return await self._writer.change(run, {self._user_id: None})
 
     def _row(self, memory_id: str) -> str:
         return (where.tenant(self._user_id) & where.equals("id", memory_id)).sql
@@ -435,7 +459,7 @@ class BackfillWriter:
                 await self._lance.merge_insert("id").when_matched_update_all().execute(table)
             return [row["id"] for row in fresh]
 
-        return await self._writer.change(run)
+        return await self._writer.change(run, {user_id: sorted(made)})
 
     async def set_failed(self, user_id: str, hashes: dict[str, str]) -> None:
         """Give up on the rows `id → content_hash`, where their content is still that."""
@@ -453,7 +477,7 @@ class BackfillWriter:
                 updates_sql=_assignments({"embedding_status": "failed"}),
             )
 
-        await self._writer.change(run)
+        await self._writer.change(run, {user_id: sorted(hashes)})
 
     async def retry_failed(self) -> int:
         """Queue every failed row again; how many."""
@@ -465,7 +489,7 @@ class BackfillWriter:
             )
             return int(result.rows_updated)
 
-        return await self._writer.change(run)
+        return await self._writer.change(run, None)
 
     async def purge(self, ids: Sequence[str], at: datetime) -> None:
         """Remove the rows of `ids` whose time in the trash is over; one restored meanwhile stays."""
@@ -474,4 +498,4 @@ class BackfillWriter:
             expired = where.is_not_null("deleted_at") & where.compare("expires_at", "<=", at)
             await self._lance.delete((where.one_of("id", list(ids)) & expired).sql)
 
-        await self._writer.change(run)
+        await self._writer.change(run, {})

@@ -34,6 +34,7 @@ from warmstart.local_embedder_server import MAX_CHARS, Model, split_prefix
 
 MAX_INPUT_LENGTH: Final = 512
 ADMIN_PORT: Final = 9000
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104
 KEPT_REQUESTS: Final = 200
 THREADS: Final = 2
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/info"})
@@ -61,9 +62,9 @@ class Settings:
         self.api_key = env.get("API_KEY", "")
         self.port = int(env.get("PORT", "80"))
         try:
-            self.host = str(ipaddress.ip_address(env.get("HOSTNAME", "0.0.0.0")))
+            self.host = str(ipaddress.ip_address(env.get("HOSTNAME", EVERYWHERE)))
         except ValueError:
-            self.host = "0.0.0.0"
+            self.host = EVERYWHERE
         if not Path(self.model_id).is_dir():
             offline = "offline" if env.get("HF_HUB_OFFLINE") == "1" else "no way to the hub from here"
             sys.exit(f"Error: Could not download model artifacts: {self.model_id!r} is no folder ({offline})")
@@ -285,7 +286,7 @@ async def serve(settings: Settings) -> None:
         stand_in.app(), host=settings.host, port=settings.port, log_level="warning", timeout_graceful_shutdown=5,
     ))  # fmt: skip
     admin = uvicorn.Server(uvicorn.Config(
-        stand_in.admin(), host="0.0.0.0", port=ADMIN_PORT, log_level="warning", timeout_graceful_shutdown=1,
+        stand_in.admin(), host=EVERYWHERE, port=ADMIN_PORT, log_level="warning", timeout_graceful_shutdown=1,
     ))  # fmt: skip
     beside = asyncio.create_task(admin._serve())
     print(json.dumps({"level": "INFO", "message": "Ready", "stand_in": True}), flush=True)
