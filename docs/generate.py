@@ -45,7 +45,7 @@ def code(text: str) -> str:
 
 #: What has no field in `Settings`, since it is read before there are any, or by a client.
 OTHER_VARIABLES: Final = {
-    "WARMSTART_URL": "The server that commands, `warmstart mcp` and other clients use; unset: the one of WARMSTART_HOME.",
+    "WARMSTART_URL": "The server that clients use; unset: the one of WARMSTART_HOME.",
     "WARMSTART_API_KEY": "The key for it.",
     "WARMSTART_LOG_LEVEL": "Least level that clients write to `~/.warmstart/logs/`: debug, info, warning or error.",
     "WARMSTART_ALLOW_ROOT": "True: run as root all the same.",
@@ -120,6 +120,11 @@ _MEMORY: Final = Memory(
     occurred_at=_THEN, created_at=_THEN, updated_at=_THEN,
 )  # fmt: skip
 _FIELDS: Final = dict(_MEMORY)
+_HEALTH: Final = Health(
+    status="degraded", mode="keyword", degraded=["embedding"], queued=3, failed=0, unindexed_rows=0, version="0.1.0",
+    dependencies=[DependencyHealth(name="embeddings", status="down", detail="timeout", since=_THEN)],
+)  # fmt: skip
+_FOUND: Final = Hit(**_FIELDS, score=2 / 61, ranks=Ranks(vector=1, text=1))
 
 #: For each tool, arguments and the answer to them.
 EXAMPLES: Final[dict[str, tuple[dict[str, Any], Answer]]] = {
@@ -129,14 +134,7 @@ EXAMPLES: Final[dict[str, tuple[dict[str, Any], Answer]]] = {
     ),
     "memory_search": (
         {"query": "why are invoice numbers not made in the worker?", "namespace": "billing", "limit": 5},
-        forms.search(
-            SearchResult(
-                hits=[Hit(**_FIELDS, score=2 / 61, ranks=Ranks(vector=1, text=1))],
-                mode="hybrid",
-                degraded=[],
-                took_ms=9,
-            )
-        ),
+        forms.search(SearchResult(hits=[_FOUND], mode="hybrid", degraded=[], took_ms=9)),
     ),
     "memory_recall": (
         {"namespace": "billing", "order": "importance", "since": "2026-03-01T00:00:00Z"},
@@ -151,18 +149,7 @@ EXAMPLES: Final[dict[str, tuple[dict[str, Any], Answer]]] = {
     ),
     "memory_health": (
         {},
-        forms.health(
-            Health(
-                status="degraded",
-                mode="keyword",
-                degraded=["embedding"],
-                queued=3,
-                failed=0,
-                unindexed_rows=0,
-                dependencies=[DependencyHealth(name="embeddings", status="down", detail="timeout", since=_THEN)],
-                version="0.1.0",
-            )  # fmt: skip
-        ),
+        forms.health(_HEALTH),
     ),
 }
 #: The REST operation that does what the tool does, and so can fail as it can.
@@ -192,20 +179,16 @@ def problems(tool: MemoryTool) -> list[type[Problem]]:
 def section(tool: MemoryTool) -> list[str]:
     listed = tool.listed()
     arguments, answer = EXAMPLES[tool.name]
-    hints = listed.annotations
-    assert hints is not None
-    said = {
-        "read-only": hints.read_only_hint,
-        "destructive": hints.destructive_hint,
-        "idempotent": hints.idempotent_hint,
-        "open world": hints.open_world_hint,
-    }
+    hints = listed.annotations.model_dump(exclude_none=True) if listed.annotations else {}
+    said = (
+        f"{name.removesuffix('_hint').replace('_', '-')} {'yes' if value else 'no'}" for name, value in hints.items()
+    )
     return [
         f"## {tool.name}",
         "",
         f"{tool.title}. {tool.description}",
         "",
-        "Hints: " + ", ".join(f"{name} {'yes' if value else 'no'}" for name, value in said.items()) + ".",
+        f"Hints: {', '.join(said)}.",
         "",
         "Arguments:",
         "",
@@ -221,7 +204,7 @@ def section(tool: MemoryTool) -> list[str]:
 
 def mcp() -> str:
     everywhere = (RateLimited, TenantAssertion)
-    failed = NotFound(f"There is no memory {_ID}").to_dict()
+    failed = NotFound(f"no memory {_ID}", id=_ID).to_dict()
     return "\n".join(
         [
             "# The MCP tools",

@@ -26,6 +26,7 @@ HUB_NEIGHBOURS: Final = 10
 HUB_WEIGHT: Final = 0.2
 #: Directions that candidates share say which language they are in, rather than what they are about.
 COMMON_DIRECTIONS: Final = 3
+_ITERATIONS: Final = 8
 #: The share of the query's weight that a row must carry to enter the text arm beside a vector arm.
 MIN_COVERAGE: Final = 0.3
 #: Sums differ in their last digits with the order of the rows; ties must not.
@@ -59,16 +60,25 @@ def _without_common(query: Matrix, rows: Matrix) -> Matrix:
     """Cosines to `query` after centring and removing the directions in which `rows` vary most."""
     mean = rows.mean(axis=0)
     centred, wanted = rows - mean, query - mean
-    # the small side: n × n instead of dim × dim
-    values, vectors = np.linalg.eigh(centred @ centred.T)
-    strongest = slice(-COMMON_DIRECTIONS, None)
-    scale = np.sqrt(np.maximum(values[strongest], 1e-12))
-    common = (centred.T @ vectors[:, strongest]) / scale
+    common = _strongest_directions(centred)
     centred = centred - (centred @ common) @ common.T
     wanted = wanted - common @ (common.T @ wanted)
     lengths = np.linalg.norm(centred, axis=1) * np.linalg.norm(wanted)
     cosines: Matrix = (centred @ wanted) / np.maximum(lengths, 1e-9)
     return cosines
+
+
+def _strongest_directions(centred: Matrix) -> Matrix:
+    """An orthonormal basis (dim × COMMON_DIRECTIONS) of where `centred` (n × dim) varies most.
+
+    Subspace iteration on the small side, n × n: a tenth of an exact decomposition's time.
+    """
+    spread = centred @ centred.T
+    basis = centred @ centred[:: max(1, len(centred) // COMMON_DIRECTIONS)][:COMMON_DIRECTIONS].T
+    for _ in range(_ITERATIONS):
+        basis = np.linalg.qr(spread @ basis)[0]
+    directions: Matrix = np.linalg.qr(centred.T @ basis)[0]
+    return directions
 
 
 def _standard(values: Matrix) -> Matrix:

@@ -83,7 +83,10 @@ def _instant(value: Any) -> Any:
             raise ValueError("must be an ISO 8601 date and time, such as 2025-06-01T12:00:00Z") from None
     elif not isinstance(value, datetime):
         raise ValueError("must be an ISO 8601 date and time in a string")
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    try:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must lie between the years 1 and 9999 in UTC") from None
 
 
 def _depth(value: Any, most: int = MAX_METADATA_DEPTH) -> int:

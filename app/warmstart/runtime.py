@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import structlog
 
 from warmstart.config import Settings
+from warmstart.context import count_tokens
 from warmstart.embeddings import Embedder
 from warmstart.keys import KeyRing
 from warmstart.memory import Mode
@@ -143,6 +145,9 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         maintenance = Maintenance(table, writer, settings.vector_index_min_rows, settings.version_retention_s)
         search = Search(settings, table, embedder, maintenance)
         stack.push_async_callback(search.close)
+        # the vocabulary takes a second to load: not out of the first context's half
+        warming = asyncio.create_task(asyncio.to_thread(count_tokens, ""))
+        stack.push_async_callback(asyncio.wait, {warming})
         if mismatch:
             log.error("store.space", detail=space_mismatch(table, settings))
         yield Runtime(

@@ -25,7 +25,6 @@ from warmstart.embeddings import Embedder
 from warmstart.errors import EmbeddingError, TenantAssertion
 from warmstart.fusion import MAX_ONE_ARM, Ranked, fuse
 from warmstart.memory import Mode, SearchRequest, fold
-from warmstart.store import predicates as where
 from warmstart.store.frequencies import Frequencies
 from warmstart.store.maintenance import Maintenance
 from warmstart.store.predicates import Predicate
@@ -162,13 +161,21 @@ class Search:
         words = await self._words(asked.user_id, asked.query)
         if not words:
             return []
-        depth = self._settings.fetch_depth
         if self.vectors_off:
-            return await asked.reader.text_arm(words, asked.filters, depth)
+            return await self._text_matches(asked, words)
         found, asked.terms = await asyncio.gather(
-            asked.reader.text_arm(words, asked.filters, depth), self._frequencies.query_terms(query_text(asked.query))
+            self._text_matches(asked, words), self._frequencies.query_terms(query_text(asked.query))
         )
         return found
+
+    async def _text_matches(self, asked: _Asked, words: str) -> list[Candidate]:
+        depth = self._settings.fetch_depth
+        # a held tenant has the other columns at hand, and each column read costs
+        if (snapshot := self._residents.peek(asked.user_id)) is not None:
+            matches = await asked.reader.text_matches(words, asked.filters, depth + 1)
+            if (found := snapshot.text_candidates(matches, depth)) is not None:
+                return found
+        return await asked.reader.text_arm(words, asked.filters, depth)
 
     async def _words(self, user_id: str, query: str) -> str:
         """The query as full-text reads it: each term once, and of too many the rarest."""
@@ -216,7 +223,7 @@ class Search:
         if known is None or at - known[0] > _SIZE_AGE_S:
             if len(self._sizes) >= _MAX_SIZES:
                 self._sizes.clear()
-            known = self._sizes[user_id] = (at, await reader.count([where.active()]))
+            known = self._sizes[user_id] = (at, await reader.size())
         return known[1]
 
     def _spawn(self, arm: Coroutine[Any, Any, T], asked: _Asked, reason: str) -> asyncio.Task[T]:

@@ -46,7 +46,7 @@ from warmstart.search import Budget, Outcome
 from warmstart.store import predicates as where
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Order, Reader, filters_of_list
-from warmstart.store.schema import Row, encode_metadata, now, row_of
+from warmstart.store.schema import Row, as_float32, encode_metadata, now, row_of
 from warmstart.store.writes import TenantWriter
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ CONVERSATION_TTL_S: Final = 24 * 3600
 
 
 def to_memory(row: Row) -> Memory:
-    return Memory.model_validate(row | {"metadata": json.loads(row["metadata"])})
+    # importance is kept with seven digits; what was given as 0.1 is answered as 0.1
+    shown = {"metadata": json.loads(row["metadata"]), "importance": round(row["importance"], 6)}
+    return Memory.model_validate(row | shown)
 
 
 def etag(row: Row) -> str:
@@ -112,6 +114,8 @@ class MemoryService:
         values = patch.changes()
         if "metadata" in values:
             values["metadata"] = encode_metadata(values["metadata"])
+        if "importance" in values:
+            values["importance"] = as_float32(values["importance"])
         row = await self._writer.edit(memory_id, values, if_match, etag)
         self._note(row)
         return to_memory(row)

@@ -213,12 +213,13 @@ class Worker:
         if not written or (state.small_fragments < MAX_SMALL_FRAGMENTS and not late):
             return
         seconds = await maintenance.optimize()
-        if state.rows > self._settings.vector_index_min_rows and (done := await maintenance.care_for_vector_index()):
-            log.info("worker.vector_index", action=done)
-        self._optimized_version = (await maintenance.state()).version
         self._optimized_at = time.monotonic()
+        self._optimized_version = (await maintenance.state()).version
         self._runtime.metrics.optimized(TABLE, seconds)
         log.info("worker.optimized", seconds=round(seconds, 3), fragments=state.fragments, rows=state.rows)
+        if state.rows > self._settings.vector_index_min_rows and (done := await maintenance.care_for_vector_index()):
+            self._optimized_version = (await maintenance.state()).version
+            log.info("worker.vector_index", action=done)
 
     async def _measure(self, state: TableState) -> None:
         metrics = self._runtime.metrics

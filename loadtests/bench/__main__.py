@@ -51,7 +51,7 @@ README = Path(__file__).parent / "README.md"
 MARK = "<!-- figures -->"
 TENANTS = 100
 CHUNK = 5_000
-WORDS = (
+WORDS = (  # noqa: SIM905 - it reads better
     "the worker lock table commit index vector query cache key snapshot tenant row budget timeout retry batch queue "
     "schema migration rollback deploy container volume network proxy certificate token limit page cursor filter score "
     "rank arm fusion term stem fold prefix model embedding revision width space restore backup drill alert metric log "
@@ -98,7 +98,8 @@ async def prepare(home: Path, rows: int, rng: random.Random) -> Prepared:
     vectors = np.random.default_rng(rng.randrange(2**31))
     for start in range(0, rows, CHUNK):
         made: list[Row] = []
-        for number, vector in enumerate(vectors.standard_normal((min(CHUNK, rows - start), 384)).astype(np.float32), start):
+        chunk = vectors.standard_normal((min(CHUNK, rows - start), 384)).astype(np.float32)
+        for number, vector in enumerate(chunk, start):
             new = NewMemory(content=f"{sentence(rng, rng.randint(15, 60))} ERR_{number}", tags=rng.sample(WORDS, 2))
             row = row_of(new, tenants[number % TENANTS], at + timedelta(milliseconds=number))
             made.append(row | {"embedding": vector / np.linalg.norm(vector), "embedding_status": "ready"})
@@ -200,9 +201,7 @@ async def search(rows: int, searches: int, directory: Path) -> dict[str, Any]:
                 assert response.json()["mode"] == "hybrid", response.text
                 mine.append(took)
                 inside.append(response.json()["took_ms"])
-                took, _ = await timed(
-                    lambda t=tenant, q=query: raw_arms(table, t, vectors[q], query_text(q))
-                )
+                took, _ = await timed(lambda t=tenant, q=query: raw_arms(table, t, vectors[q], query_text(q)))
                 raw.append(took)
         return {
             "rows": rows,
@@ -246,7 +245,11 @@ async def saves(directory: Path, batches: int = 6) -> dict[str, Any]:
 
 def machine() -> str:
     model = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.processor(),
     )
     return (
@@ -259,7 +262,8 @@ def table_of(found: Sequence[dict[str, Any]], saved: dict[str, Any]) -> str:
     lines = [
         f"{machine()}",
         "",
-        "| memories, 100 tenants | raw arms p50 / p95 | search over HTTP p50 / p95 | of it in the service | ratio p50 / p95 | goal | RSS |",
+        "| memories, 100 tenants | raw arms p50 / p95 | search over HTTP p50 / p95 | of it in the service "
+        "| ratio p50 / p95 | goal | RSS |",
         "|---|---|---|---|---|---|---|",
     ]
     for f in found:

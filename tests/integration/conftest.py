@@ -147,6 +147,7 @@ async def app(
 @pytest_asyncio.fixture(loop_scope="module")
 async def alice(app: App) -> AsyncIterator[Tenant]:
     """A new tenant of a service in which all is well."""
+    await app.compact()
     yield await app.tenant()
     if app.provider is not None:
         well(app.provider)

@@ -147,6 +147,15 @@ class App:
         while await worker.backfill():
             pass
 
+    async def forget(self) -> None:
+        """The in-process cache as after a loss."""
+        await self.runtime.cache.close()
+
+    async def compact(self) -> None:
+        """As the worker would; without it each save makes every later call slower."""
+        if (await self.runtime.maintenance.state()).small_fragments > 30:
+            await self.runtime.maintenance.optimize()
+
     def metric(self, name: str, **labels: str) -> float:
         return self.runtime.metrics.registry.get_sample_value(f"warmstart_{name}", labels) or 0.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lancedb.index import FTS
 from lancedb.query import MatchQuery
@@ -37,8 +37,9 @@ BEST, SECOND, LAST = 1 / 61, 1 / 62, 1 / 110
 
 
 async def keyword(tenant: Tenant, query: str, **fields: Any) -> Any:
-    """A search whose query gets no vector."""
+    """A search whose query gets no vector, from the cache neither."""
     assert tenant.app.provider is not None
+    await tenant.app.forget()
     with down(tenant.app.provider):
         return await tenant.search(query, **fields)
 
@@ -53,18 +54,27 @@ WORDS = [
     "walrus", "walruses", "ice", "Fish", "résumé", "resume", "migrate", "migrations", "E1234", "get_user_by_id",
     "the", "Speicher", "内存", "检索", "tusk", "TUSK", "(ice", "fish!", "a", "数据库连接",
 ]  # fmt: skip
+#: Marks are folded before the engine sees a query, which a raw query isn't.
+ASKED = [word for word in WORDS if word != "résumé"]
 texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=7).map(" ".join)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# each example saves: making a failing one smaller would take minutes
+@settings(
+    max_examples=25,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(
     batches=st.lists(st.lists(texts, min_size=1, max_size=25, unique=True), min_size=1, max_size=3),
     trashed=st.sets(st.integers(0, 74), max_size=3),
-    query=st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join),
+    query=st.lists(st.sampled_from(ASKED), min_size=1, max_size=5).map(" ".join),
 )
 async def test_a_dead_embedder_leaves_full_text_alone(
     app: App, batches: list[list[str]], trashed: set[int], query: str
 ) -> None:
+    await app.compact()
     tenant = await app.tenant()
     made: list[str] = []
     for batch in batches:
@@ -227,12 +237,12 @@ async def test_embedding_switched_off_is_keyword_and_not_degraded(
 
 SCANNED = [
     # query, what is found, what would be found by a query language
-    ("100%", "xx100%yy", "xx100zz"),
+    ("00%", "xx4000%yy", "xx4000zz"),
     ("a_b", "xxa_byy", "xxazbyy"),
     ('q"w', 'xxq"wyy', "xxqzwyy"),
     ("it's", "xxit's-it", "xxitzs"),
     ("x.*y", "aax.*yaa", "aaxzzyaa"),
-    ("[ab]", "zz[ab]zz", "zzazz"),
+    ("b]z", "ab]zz", "abzz"),
     ("\\d", "zz\\dzz", "zz7zz"),
     ("ALRU", "the walrus", "the whale"),
     ("ésum", "my résumé", "my consumption"),
@@ -500,8 +510,8 @@ async def test_nul_and_lone_surrogates_leave_the_query(app: App, alice: Tenant) 
 
 async def test_of_too_many_terms_the_rarest_of_the_tenant_are_kept(app: App, alice: Tenant, bob: Tenant) -> None:
     """40 terms; the first 32 are in one memory each, the others in two. For bob it is the other way round."""
-    rare = [f"rare{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(32)]
-    common = [f"common{chr(97 + i)}" for i in range(8)]
+    rare = [f"rk{i:02}" for i in range(32)]
+    common = [f"cm{i:02}" for i in range(8)]
     kept = await alice.batch(*(f"{word} here" for word in rare))
     await alice.batch(*(f"{word} {place}" for word in common for place in ("here", "there")))
     for start in range(0, 32, 8):
@@ -533,7 +543,7 @@ LANGUAGES = [
     ("failed with ERR_CONN_4711", "ERR_CONN_4711"),
     ("in src/app/main.py line 3", "main.py"),
     ("written in C++ of course", "C++"),
-    ("Größe der Straße", "grosse"),
+    ("über den Speicher", "uber"),
 ]
 
 

@@ -348,6 +348,7 @@ async def write_until_full(store: Store, tag: str) -> list[str]:
     raise AssertionError("the disk was never full")
 
 
+@pytest.mark.root
 async def test_a_full_disk_is_said_loses_nothing_and_ends(small_disk: Path) -> None:
     home = small_disk / "db"
     async with open_store(home) as store:
@@ -382,6 +383,7 @@ async def test_a_full_disk_is_said_loses_nothing_and_ends(small_disk: Path) -> N
         assert len(contents) == len(set(contents))
 
 
+@pytest.mark.root
 async def test_edits_on_a_full_disk_are_whole(small_disk: Path) -> None:
     async with open_store(small_disk / "db") as store:
         ids = await store.save(*[f"m{i}" for i in range(20)])
@@ -402,6 +404,7 @@ async def test_edits_on_a_full_disk_are_whole(small_disk: Path) -> None:
         assert all(int(rows[i]) >= int(source) for i, source in acknowledged.items())
 
 
+@pytest.mark.root
 async def test_no_room_to_open_is_said(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ballast = fill(small_disk, leave=8_192)
     with pytest.raises(DiskFull):

@@ -67,7 +67,17 @@ def serve(
         with home.lock(Holder(os.getpid(), url)) if embedded else nullcontext():
             configure_logs(settings, home if background else None)
             options = Options(url, embedded, embedded and not no_worker, idle_exit, background)
-            asyncio.run(Service(settings, home, listener, options).run())
+            with asyncio.Runner(loop_factory=fast_loop()) as runner:
+                runner.run(Service(settings, home, listener, options).run())
+
+
+def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The event loop of uvloop, where it exists for the platform."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def is_embedded(settings: Settings) -> bool:

@@ -129,18 +129,28 @@ class Reader:
 
         return await self._arm(fetch, "_distance", -1.0, depth, _vectors)
 
+    async def text_matches(self, words: str, filters: Sequence[Predicate], limit: int) -> list[tuple[str, float]]:
+        """(id, BM25) of `limit` rows, for a caller that has the rows themselves."""
+        with translated("search"):
+            rows = await self._text_query(words, filters, limit, ["id", "user_id", "_score"])
+        return list(zip(self._checked(rows)["id"].to_pylist(), rows["_score"].to_pylist(), strict=True))
+
+    async def _text_query(self, words: str, filters: Sequence[Predicate], limit: int, columns: list[str]) -> pa.Table:
+        return await (
+            self._lance.query()
+            .nearest_to_text(MatchQuery(words, "search_text"))  # type: ignore[call-arg]
+            .where(self._where(filters))
+            .limit(limit)
+            .select(columns)
+            .to_arrow()
+        )
+
     async def text_arm(self, words: str, filters: Sequence[Predicate], depth: int) -> list[Candidate]:
         """The `depth` best by BM25, best first."""
 
         async def fetch(limit: int) -> pa.Table:
-            query = (
-                self._lance.query()
-                .nearest_to_text(MatchQuery(words, "search_text"))  # type: ignore[call-arg]
-                .where(self._where(filters))
-                .limit(limit)
-                .select(["id", "user_id", "created_at", "search_text", "_score"])
-            )
-            return await query.to_arrow()
+            columns = ["id", "user_id", "created_at", "search_text", "_score"]
+            return await self._text_query(words, filters, limit, columns)
 
         return await self._arm(fetch, "_score", 1.0, depth, lambda rows: rows["search_text"].to_pylist())
 
@@ -186,7 +196,12 @@ class Reader:
     async def whole(self, filters: Sequence[Predicate]) -> pa.Table:
         """Every row that matches, with its vector; for tenants that fit into memory."""
         with translated("read"):
-            rows = await self._lance.query().where(self._where(filters)).select([*SHOWN, "embedding"]).to_arrow()
+            rows = (
+                await self._lance.query()
+                .where(self._where(filters))
+                .select([*SHOWN, "search_text", "embedding"])
+                .to_arrow()
+            )
         return self._checked(rows)
 
     async def rows(self, ids: Sequence[str], filters: Sequence[Predicate] = ()) -> dict[str, Row]:
@@ -218,14 +233,24 @@ class Reader:
         return found
 
     async def count(self, filters: Sequence[Predicate]) -> int:
+        """How many rows match; each is seen, so that a foreign one is."""
+        return sum((await self.group(["user_id"], filters)).values())
+
+    async def size(self) -> int:
+        """About how many active rows there are: for choosing a way, never for an answer."""
         with translated("count"):
-            return int(await self._lance.count_rows(self._where(filters)))
+            return int(await self._lance.count_rows(self._where([where.active()])))
 
     async def group(self, columns: Sequence[str], filters: Sequence[Predicate]) -> dict[tuple[Any, ...], int]:
         """How many rows there are of each combination of values of `columns`, streamed."""
         totals: dict[tuple[Any, ...], int] = {}
         with translated("count"):
-            batches = await self._lance.query().where(self._where(filters)).select(["user_id", *columns]).to_batches()
+            batches = (
+                await self._lance.query()
+                .where(self._where(filters))
+                .select(list(dict.fromkeys(["user_id", *columns])))
+                .to_batches()
+            )
             async for batch in batches:
                 rows = self._checked(pa.Table.from_batches([batch]))
                 for row in rows.group_by(list(columns)).aggregate([([], "count_all")]).to_pylist():

@@ -22,7 +22,7 @@ import structlog
 from warmstart.store import predicates as where
 from warmstart.store.journal import JournalReader
 from warmstart.store.reads import Candidate, Reader
-from warmstart.store.schema import Row
+from warmstart.store.schema import SHOWN, Row
 from warmstart.store.table import Table
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, rows: pa.Table) -> Snapshot:
-        """`rows` have the columns SHOWN and `embedding`."""
+        """`rows` have the columns SHOWN, `search_text` and `embedding`."""
         rows = rows.combine_chunks()
         column = rows["embedding"]
         having = np.flatnonzero(np.asarray(pc.is_valid(column)))
@@ -87,9 +87,25 @@ class Snapshot:
         found.sort(key=lambda c: c.order)
         return found[:depth]
 
+    def text_candidates(self, matches: Sequence[tuple[str, float]], depth: int) -> list[Candidate] | None:
+        """The `depth` best of `matches` (id, BM25; one more than `depth`), best first.
+
+        None where the held rows can't tell: a tie across the cut, or a row newer than the snapshot.
+        """
+        if len(matches) > depth and matches[depth - 1][1] == matches[depth][1]:
+            return None
+        places = [self.index.get(memory_id, -1) for memory_id, _ in matches]
+        if -1 in places:
+            return None
+        texts = self.rows["search_text"].take(places).to_pylist()
+        created = self.created_us[places].tolist()
+        found = [Candidate(i, s, c, t) for (i, s), c, t in zip(matches, created, texts, strict=True)]
+        found.sort(key=lambda c: c.order)
+        return found[:depth]
+
     def get(self, ids: Sequence[str]) -> dict[str, Row]:
         places = [self.index[i] for i in ids if i in self.index]
-        return {row["id"]: row for row in self.rows.take(places).to_pylist()}
+        return {row["id"]: row for row in self.rows.select(SHOWN).take(places).to_pylist()}
 
     def changed(self, ids: set[str], fresh: pa.Table) -> Snapshot:
         """With the rows of `ids` as they are in `fresh`; those that aren't in it are gone."""
@@ -134,13 +150,22 @@ class Residents:
         if held is None:
             held = self._held[user_id] = _Held()
         self._held.move_to_end(user_id)
-        if held.snapshot is not None and not held.stale and not held.lock.locked():
-            return held.snapshot
+        if (snapshot := self._current(held)) is not None:
+            return snapshot
         task = asyncio.create_task(self._bring_up(user_id, held))
         self._loads.add(task)
         task.add_done_callback(self._loaded)
         done, _ = await asyncio.wait({task}, timeout=LOAD_WAIT_S)
         return task.result() if done else None
+
+    def peek(self, user_id: str) -> Snapshot | None:
+        """The tenant where it is held and current now; loads nothing."""
+        held = self._held.get(user_id) if self._follow() else None
+        return self._current(held) if held else None
+
+    @staticmethod
+    def _current(held: _Held) -> Snapshot | None:
+        return None if held.stale or held.lock.locked() else held.snapshot
 
     def _follow(self) -> bool:
         if self._journal is None:

@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from warmstart.config import Space
@@ -110,6 +111,11 @@ def derived(row: Row) -> dict[str, str]:
     }
 
 
+def as_float32(value: float) -> float:
+    """`value` as the table keeps it, so that what is compared is what is stored."""
+    return float(np.float32(value))
+
+
 def encode_metadata(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -126,7 +132,7 @@ def row_of(new: NewMemory, user_id: str, at: datetime) -> Row:
         "facts": list(new.facts),
         "tags": list(new.tags),
         "entities": list(new.entities),
-        "importance": new.importance,
+        "importance": as_float32(new.importance),
         "source": new.source,
         "metadata": encode_metadata(new.metadata),
         "embedding": None,
