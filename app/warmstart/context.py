@@ -11,7 +11,7 @@ from warmstart.memory import MAX_CONTEXT_CHARS
 
 HEADER: Final = "## Prior observations from warmstart\n"
 #: Named so that a budget means the same everywhere; its vocabulary ships in a package.
-TOKENIZER: Final = "o200k_base"
+TOKENIZER: Final = "cl100k_base"
 
 #: What CommonMark takes for a heading, the line under one, and the ends of a block of code.
 _HEADING = re.compile(r"^( {0,3})(#{1,6}(?:[ \t]|$)|=+[ \t]*$|-+[ \t]*$)")

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from warmstart.config import Settings
+from warmstart.errors import Problem
 from warmstart.context import count_tokens
 from warmstart.embeddings import Embedder
 from warmstart.keys import KeyRing
@@ -21,7 +22,7 @@ from warmstart.search import Search
 from warmstart.service import MemoryService
 from warmstart.store.bookkeeping import Bookkeeping
 from warmstart.store.maintenance import Maintenance
-from warmstart.store.table import Table, open_table
+from warmstart.store.table import Table, open_table, translated
 from warmstart.store.writes import Writer
 from warmstart.upstash import Cache, open_cache
 
@@ -77,11 +78,21 @@ class Runtime:
         ]
 
     async def ready(self) -> tuple[bool, dict[str, Any]]:
-        """Whether memories can be served, and what is degraded, in words fit for the public."""
-        degraded, mode = self.rung()
+        """Whether memories can be served, and what does not work, in words fit for the public."""
+        degraded: dict[str, Any] = {}
         for part in self.dependencies():
             self.metrics.set_dependency(part["name"], part["status"] == "ok")
-        return True, {"status": "degraded" if degraded else "ok", "mode": mode, "degraded": degraded}
+            if part["status"] == "down":
+                degraded[part["name"]] = "down"
+        if self.search.vectors_off == "space":
+            degraded["embedding"] = space_mismatch(self.table, self.settings)
+        try:
+            with translated("be read"):
+                await self.table.lance.version()
+        except Problem as error:
+            self.metrics.set_dependency("lancedb", False)
+            return False, degraded | {"lancedb": error.detail}
+        return True, degraded
 
 
 def _state(part: Any) -> dict[str, Any]:

