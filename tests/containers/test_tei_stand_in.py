@@ -41,7 +41,7 @@ def tei(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[http
             wait_until("it is warm", lambda: client.get("/health").status_code == 200, 60)
             yield client
     finally:
-        command("docker", "rm", "--force", container)
+        command("docker", "rm", "--force", "--volumes", container)
 
 
 def embed(client: httpx.Client, value: Any, **more: Any) -> httpx.Response:

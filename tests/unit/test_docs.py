@@ -84,7 +84,7 @@ def test_make_targets_and_commands_exist(page: Path) -> None:
     # settings may stand before and between: `make LOCAL=1 up`
     targets = re.findall(r"(?:^|[\s;&(])make(?: [A-Z_]+=\S+)* ([a-z][a-z-]*)", code, re.MULTILINE)
     assert set(targets) <= makefile_targets()
-    commands = re.findall(r"(?:^|[\s;&(/])warmstart ([a-z][a-z-]*)", code, re.MULTILINE)
+    commands = re.findall(r"(?:^|[\s;&(/])warmstart ([a-z][a-z-]*)(?=\s|$)", code, re.MULTILINE)
     assert set(commands) <= set(COMMANDS)
 
 
