@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -31,6 +32,8 @@ _ITERATIONS: Final = 8
 MIN_COVERAGE: Final = 0.3
 #: Sums differ in their last digits with the order of the rows; ties must not.
 _DIGITS: Final = 5
+#: Of a unit vector: what is shorter is what rounding left, and points nowhere.
+_NOTHING: Final = 1e-4
 
 # these products are small: handing them to several threads costs ten times what they take
 threadpool_limits(limits=1, user_api="blas")
@@ -44,16 +47,18 @@ def vector_scores(query: Matrix, rows: Matrix) -> list[float]:
     Two views of the same cosine, as standard scores: less the row's closeness to
     its own neighbours, and with the candidates' common directions taken out.
     """
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    query = query / np.linalg.norm(query)
-    cosine = rows @ query
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    query = query / max(float(np.linalg.norm(query)), 1e-12)
+    cosine = np.einsum("ij,j->i", rows, query)
     if len(rows) < _MIN_CANDIDATES:
         return [round(float(c), _DIGITS) for c in cosine]
     likeness = rows @ rows.T
     np.fill_diagonal(likeness, -1.0)
     near = np.partition(likeness, -HUB_NEIGHBOURS, axis=1)[:, -HUB_NEIGHBOURS:].mean(axis=1)
     score = _standard(cosine - HUB_WEIGHT * near) + _standard(_without_common(query, rows))
-    return [round(float(s), _DIGITS) for s in score]
+    # a product's last digits differ with a row's place too: equal vectors get the score of the first
+    scores: dict[bytes, float] = {}
+    return [scores.setdefault(row.tobytes(), round(float(s), _DIGITS)) for row, s in zip(rows, score, strict=True)]
 
 
 def _without_common(query: Matrix, rows: Matrix) -> Matrix:
@@ -63,8 +68,10 @@ def _without_common(query: Matrix, rows: Matrix) -> Matrix:
     common = _strongest_directions(centred)
     centred = centred - (centred @ common) @ common.T
     wanted = wanted - common @ (common.T @ wanted)
-    lengths = np.linalg.norm(centred, axis=1) * np.linalg.norm(wanted)
-    cosines: Matrix = (centred @ wanted) / np.maximum(lengths, 1e-9)
+    lengths, length = np.linalg.norm(centred, axis=1), float(np.linalg.norm(wanted))
+    cosines: Matrix = (centred @ wanted) / np.maximum(lengths * length, 1e-9)
+    # few directions among the rows: all of them were taken out, and the rest is noise
+    cosines[(lengths < _NOTHING) | (length < _NOTHING)] = 0.0
     return cosines
 
 
@@ -72,13 +79,19 @@ def _strongest_directions(centred: Matrix) -> Matrix:
     """An orthonormal basis (dim × COMMON_DIRECTIONS) of where `centred` (n × dim) varies most.
 
     Subspace iteration on the small side, n × n: a tenth of an exact decomposition's time.
+    It stops before it has converged, so where it starts must not depend on the order of the rows.
     """
     spread = centred @ centred.T
-    basis = centred @ centred[:: max(1, len(centred) // COMMON_DIRECTIONS)][:COMMON_DIRECTIONS].T
+    basis = centred @ _start(centred.shape[1])
     for _ in range(_ITERATIONS):
         basis = np.linalg.qr(spread @ basis)[0]
     directions: Matrix = np.linalg.qr(centred.T @ basis)[0]
     return directions
+
+
+@lru_cache(maxsize=4)
+def _start(dim: int) -> Matrix:
+    return np.random.default_rng(0).standard_normal((dim, COMMON_DIRECTIONS)).astype(np.float32)
 
 
 def _standard(values: Matrix) -> Matrix:

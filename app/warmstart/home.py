@@ -32,6 +32,8 @@ from warmstart.config import default_home
 from warmstart.errors import ConfigError, ServerUnreachable, WarmstartError
 
 #: Counts up when an older version could no longer use the directory.
+#: Made on the first start, or with the first key.
+FIRST_TENANT: Final = "default"
 FORMAT: Final = 1
 #: A server that a client started ends this long after its last request.
 IDLE_EXIT_S: Final = 600.0

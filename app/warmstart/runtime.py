@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from warmstart.config import Settings
-from warmstart.errors import Problem
 from warmstart.context import count_tokens
 from warmstart.embeddings import Embedder
+from warmstart.errors import EmbeddingError, Problem
 from warmstart.keys import KeyRing
 from warmstart.memory import Mode
 from warmstart.metrics import Metrics
@@ -27,6 +27,8 @@ from warmstart.store.writes import Writer
 from warmstart.upstash import Cache, open_cache
 
 log = structlog.get_logger(__name__)
+
+PROBE_S: Final = 5.0
 
 
 @dataclass
@@ -114,6 +116,15 @@ def space_mismatch(table: Table, settings: Settings) -> str:
     )
 
 
+async def _probe(embedder: Embedder) -> None:
+    """While the provider is down, ask it now and then: health heals without waiting for a caller."""
+    while True:
+        await asyncio.sleep(PROBE_S)
+        if not embedder.healthy:
+            with suppress(EmbeddingError):
+                await embedder.embed_query("probe", PROBE_S)
+
+
 @asynccontextmanager
 async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
     """Open everything the settings name. Only the store must be there; all else may be down.
@@ -159,6 +170,9 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         # the vocabulary takes a second to load: not out of the first context's half
         warming = asyncio.create_task(asyncio.to_thread(count_tokens, ""))
         stack.push_async_callback(asyncio.wait, {warming})
+        probing = asyncio.create_task(_probe(embedder))
+        stack.push_async_callback(asyncio.wait, {probing})
+        stack.callback(probing.cancel)
         if mismatch:
             log.error("store.space", detail=space_mismatch(table, settings))
         yield Runtime(

@@ -28,6 +28,7 @@ from warmstart.store.writes import BackfillWriter, Vector
 log = structlog.get_logger(__name__)
 
 POLL_S: Final = 1.0
+STUCK_S: Final = 180.0
 #: Time for one batch; a provider that is slow for queries may still serve this.
 EMBED_TIMEOUT_S: Final = 60.0
 PAUSE_S: Final = (1.0, 30.0)
@@ -66,9 +67,15 @@ class Worker:
         self._in_flight: set[str] = set()
         self._tenant = ""
         self._pause_s = PAUSE_S[0]
+        self._turned_at = time.monotonic()
         self._optimized_version = -1
         self._optimized_at = time.monotonic()
         self._reconciled_at = float("-inf")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the queue was looked at lately; a batch and a pause fit between two looks."""
+        return time.monotonic() - self._turned_at < STUCK_S
 
     async def run(self) -> None:
         """Until cancelled. A job that fails is logged, and tried again at its next time."""
@@ -99,6 +106,7 @@ class Worker:
         wrote = self._runtime.writer.wrote
         writing: asyncio.Task[None] | None = None
         while True:
+            self._turned_at = time.monotonic()
             wrote.clear()
             pause = 0.0
             try:

@@ -580,6 +580,6 @@ async def test_another_process_sees_what_was_saved_here(app: App, alice: Tenant)
 async def test_a_save_with_the_embedder_down_is_found_at_once(app: App, alice: Tenant) -> None:
     assert app.provider is not None
     with down(app.provider):
-        saved = await alice.save("the walrus")
+        saved = await alice.save("a walrus that nobody embedded")
         assert saved["embedding_status"] == "queued"
         assert await alice.found("walrus") == [saved["id"]]

@@ -10,6 +10,7 @@ import click
 from warmstart.cli import output
 from warmstart.config import Settings, load
 from warmstart.errors import BookkeepingUnavailable, NotFound
+from warmstart.home import FIRST_TENANT
 
 
 @click.group()
@@ -26,7 +27,7 @@ def keys(ctx: click.Context, allow_root: bool) -> None:
 
 @keys.command()
 @click.argument("name", default="cli")
-@click.option("--tenant", default="default", help="Its name or id; default where not given.")
+@click.option("--tenant", default=FIRST_TENANT, show_default=True, help="Its name or id.")
 @click.option("--unlimited", is_flag=True, help="Without a rate limit.")
 @output.json_option
 @click.pass_obj
@@ -73,7 +74,10 @@ async def _create(settings: Settings, allow_root: bool, name: str, tenant: str, 
     from warmstart.cli.database import bookkeeping
 
     async with bookkeeping(settings, allow_root=allow_root) as books:
-        tenant_id = await _tenant_id(books, tenant)
+        if tenant == FIRST_TENANT and not await books.tenants():
+            tenant_id = await books.create_tenant(FIRST_TENANT)
+        else:
+            tenant_id = await _tenant_id(books, tenant)
         return await books.create_key(tenant_id, name, unlimited=unlimited)
 
 

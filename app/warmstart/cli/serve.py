@@ -21,7 +21,7 @@ from warmstart import __version__, logs
 from warmstart.cli import announce
 from warmstart.config import SECRETS, Settings, load
 from warmstart.errors import BookkeepingUnavailable
-from warmstart.home import Holder, Home, ServerInfo, StartRefused, refuse_root
+from warmstart.home import FIRST_TENANT, Holder, Home, ServerInfo, StartRefused, refuse_root
 
 if TYPE_CHECKING:
     from warmstart.runtime import Runtime
@@ -34,7 +34,6 @@ SECOND_SIGNAL_S: Final = 1.0
 #: For a first connection to Postgres on a machine that is busy.
 FIRST_START_S: Final = 30.0
 BACKLOG: Final = 2048
-FIRST_TENANT: Final = "default"
 FIRST_KEY: Final = "first"
 
 

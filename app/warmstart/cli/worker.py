@@ -8,7 +8,7 @@ import signal
 import click
 from pydantic import SecretStr
 
-from warmstart.cli.serve import configure_logs
+from warmstart.cli.serve import configure_logs, is_embedded
 from warmstart.config import Settings, load
 from warmstart.home import refuse_root
 
@@ -20,6 +20,7 @@ def worker(retry_failed: bool, allow_root: bool) -> None:
     """Embed what is queued, empty the trash, compact.
 
     `warmstart serve` does this itself, unless DATABASE_URL is set or it was given --no-worker.
+    With DATABASE_URL it answers /healthz and /metrics on HOST and PORT.
     """
     settings = load()
     refuse_root(allow_root)
@@ -43,8 +44,11 @@ async def _until_signal(settings: Settings, *, retry_failed: bool, allow_root: b
 
 
 async def _work(settings: Settings, *, retry_failed: bool, allow_root: bool) -> None:
+    import uvicorn
+
     from warmstart.cli.database import database
     from warmstart.runtime import open_runtime
+    from warmstart.web.probe import create_probe_app
     from warmstart.worker import Worker
 
     async with database(settings, allow_root=allow_root) as dsn:
@@ -53,4 +57,13 @@ async def _work(settings: Settings, *, retry_failed: bool, allow_root: bool) -> 
             if retry_failed:
                 click.echo(f"{await Worker(runtime).retry_failed()} memories queued again")
                 return
-            await Worker(runtime).run()
+            worker = Worker(runtime)
+            if is_embedded(settings):
+                await worker.run()
+                return
+            app = create_probe_app(runtime.metrics, lambda: worker.is_alive)
+            config = uvicorn.Config(app, settings.host, settings.port, log_config=None, access_log=False)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(worker.run())
+                # `_serve` and not `serve`, which would take the signals for itself
+                tasks.create_task(uvicorn.Server(config)._serve())

@@ -278,6 +278,7 @@ def create_app(redis_url: str, token: str, *, timeout_s: float = REDIS_TIMEOUT_S
 
     routes = [
         Route("/health", endpoint.health, methods=["GET"]),
+        Route("/healthz", endpoint.health, methods=["GET"]),
         # no `methods`: what is not served gets its 405 in Upstash's shape
         Route("/{path:path}", _Everything(endpoint)),
     ]

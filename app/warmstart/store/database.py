@@ -235,6 +235,7 @@ class Database:
 _CONNECT: Final[dict[str, Any]] = {
     "autocommit": True,
     "row_factory": dict_row,
+    "client_encoding": "utf8",  # a server of another encoding would answer in bytes
     "connect_timeout": 2,
     "application_name": "warmstart",
     "prepare_threshold": None,  # so that it works through a transaction pooler

@@ -6,15 +6,16 @@ knows of every acknowledged write, of all processes, for the price of a `stat`.
 
 A line is `[from, to, rows]`: the table's versions before and after the group,
 and `{tenant: [id, …] | null}` (null: any of its rows) or null (any row at all).
-A version that no line covers, as a writer killed on the way leaves, shows as a
-gap in the chain, and everything held is dropped.
+A group that changed nothing has a line too, since what it answered may be what
+a writer committed that was killed before its own line: the version that no line
+covers shows as a gap in the chain, and everything held is dropped.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,7 +47,8 @@ class JournalWriter:
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                if os.fstat(fd).st_size + len(line) > MAX_BYTES:
+                # a file cut to nothing is begun anew as well: its readers must not take it for the old one
+                if not 0 < (size := os.fstat(fd).st_size) <= MAX_BYTES - len(line):
                     self._begin_anew(line)
                 elif os.write(fd, line) != len(line):
                     self._path.unlink()
@@ -62,47 +64,55 @@ class JournalWriter:
 
 
 class JournalReader:
-    """Reads what came since it last looked."""
+    """Reads what came since it last looked.
+
+    The file stays open in between: while it is, no other file can get its inode.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "journal"
-        self._inode = -1
+        self._fd = -1
         self._offset = 0
         self._version = -1
-        #: False where there is no journal to trust: nothing may be held.
-        self.usable = False
 
-    def poll(self) -> Iterator[Rows | None]:
+    @property
+    def usable(self) -> bool:
+        """False where there is no journal to trust: nothing may be held."""
+        return self._fd >= 0
+
+    def poll(self) -> list[Rows | None]:
         """The rows of each new line, in order; None: drop everything."""
         try:
-            status = self._path.stat()
-            if status.st_ino != self._inode or status.st_size < self._offset:
-                self._inode, self._offset, self._version = status.st_ino, 0, -1
-                yield None
-            self.usable = True
-            if status.st_size == self._offset:
-                return
-            with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_ino != self._inode:
-                    self.usable = False  # replaced this moment: the next look begins anew
-                    return
-                file.seek(self._offset)
-                whole = file.read(status.st_size - self._offset)
+            there = self._path.stat()
+            dropped: list[Rows | None] = []
+            if not self.usable or there.st_size < self._offset or not os.path.samestat(there, os.fstat(self._fd)):
+                self._begin_anew()
+                dropped = [None]
+            elif there.st_size == self._offset:
+                return []
+            whole = os.pread(self._fd, _MOST_READ, self._offset)
         except OSError:
-            self._inode, self.usable = -1, False
-            yield None
-            return
+            self.close()
+            return [None]
         whole = whole[: whole.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
-            yield self._follow(line)
+        return dropped + [self._follow(line) for line in whole.splitlines()]
+
+    def _begin_anew(self) -> None:
+        self.close()
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self.usable:
+            os.close(self._fd)
+        self._fd, self._offset, self._version = -1, 0, -1
 
     def _follow(self, line: bytes) -> Rows | None:
         try:
             before, after, rows = json.loads(line)
-        except ValueError:
+        except (ValueError, TypeError, RecursionError):
             self._version = -1
             return None
         chained = before == self._version
         self._version = after
-        return rows if chained else None
+        return rows if chained and isinstance(rows, dict) else None

@@ -41,6 +41,8 @@ SECURITY_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: Asked every few seconds, for ever.
+PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 async def openapi_document(call: Call) -> Response:
@@ -160,8 +162,9 @@ def _request_id(scope: Scope) -> str:
 
 def _log_request(scope: Scope, request_id: str, status: int, seconds: float) -> None:
     user = scope.get("user")
+    routine = logging.DEBUG if route_label(scope) in PROBES else logging.INFO
     log.log(
-        logging.INFO if status < 500 else logging.WARNING,
+        routine if status < 500 else logging.WARNING,
         "http.request",
         request_id=request_id,
         method=method_label(scope),

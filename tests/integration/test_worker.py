@@ -1,0 +1,369 @@
+"""The worker over the real queue: poison, backoff, races, the trash, compaction."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import psycopg
+import pytest
+from structlog.testing import capture_logs
+
+from integration.service import App, Tenant, down, until
+from warmstart import worker as worker_module
+from warmstart.errors import EmbeddingError
+from warmstart.worker import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+POISON = "zzpoisonzz"
+
+
+async def statuses(tenant: Tenant) -> dict[str, str]:
+    page = await tenant.get("/v1/memories", include_deleted="true", limit=200)
+    return {m["content"]: m["embedding_status"] for m in page["memories"]}
+
+
+async def bookkept(app: App, memory_id: str) -> dict[str, Any] | None:
+    """The status row, once nothing waits to be written."""
+
+    async def written() -> bool:
+        return app.runtime.bookkeeping.waiting == 0
+
+    await until(written)
+    dsn = app.runtime.settings.database_url.get_secret_value()
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        found = await conn.execute(
+            "SELECT status, attempts, next_attempt_at, reason, space FROM memory_status WHERE memory_id = %s",
+            (memory_id,),
+        )
+        row = await found.fetchone()
+    return dict(zip(("status", "attempts", "next_attempt_at", "reason", "space"), row, strict=True)) if row else None
+
+
+async def run_until(app: App, condition: Any, timeout_s: float = 15.0) -> None:
+    """The running worker, until `condition` holds."""
+    work = asyncio.create_task(Worker(app.runtime).run())
+    try:
+        await until(condition, timeout_s)
+    finally:
+        work.cancel()
+        await asyncio.wait({work})
+
+
+@pytest.fixture
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "RETRY_S", (0.01, 0.05))
+    monkeypatch.setattr(worker_module, "POLL_S", 0.02)
+
+
+# -- the queue
+
+
+async def test_the_queue_is_embedded_in_requests_of_the_providers_size(app: App, alice: Tenant) -> None:
+    assert app.provider is not None
+    await alice.batch(*(f"queued {i}" for i in range(100)))
+    app.provider.max_batch = 32
+    app.provider.requests.clear()
+    await app.embed_all()
+    assert set((await statuses(alice)).values()) == {"ready"}
+    assert max(len(r.texts) for r in app.provider.requests) == 32
+    assert sorted(app.provider.texts) == sorted(f"queued {i}" for i in range(100))
+
+
+async def test_a_save_wakes_the_worker(app: App, alice: Tenant) -> None:
+    async def ready() -> bool:
+        return set((await statuses(alice)).values()) == {"ready"}
+
+    work = asyncio.create_task(Worker(app.runtime).run())
+    try:
+        await asyncio.sleep(0.2)
+        started = time.monotonic()
+        await alice.batch("wake up")
+        await until(ready)
+        assert time.monotonic() - started < 1.0
+    finally:
+        work.cancel()
+        await asyncio.wait({work})
+
+
+async def test_each_tenant_gets_its_turn(app: App, alice: Tenant, bob: Tenant) -> None:
+    await alice.batch(*(f"of alice {i}" for i in range(100)))
+    await bob.batch(*(f"of bob {i}" for i in range(100)))
+    worker = Worker(app.runtime)
+    for _ in range(2):
+        await worker.backfill()
+    for tenant in (alice, bob):
+        assert list((await statuses(tenant)).values()).count("ready") == 32
+    await app.embed_all()
+
+
+async def test_what_is_in_the_trash_waits_until_it_is_restored(app: App, alice: Tenant) -> None:
+    assert app.provider is not None
+    [gone] = await alice.batch("in the trash")
+    await alice.delete(f"/v1/memories/{gone}")
+    app.provider.requests.clear()
+    await app.embed_all()
+    assert app.provider.texts == []
+    await alice.post(f"/v1/memories/{gone}/restore", None)
+    await app.embed_all()
+    assert await statuses(alice) == {"in the trash": "ready"}
+
+
+async def test_bookkeeping_says_what_became_of_it(app: App, alice: Tenant) -> None:
+    [queued] = await alice.batch("queued")
+    assert (await bookkept(app, queued) or {})["status"] == "queued"
+    await app.embed_all()
+    row = await bookkept(app, queued)
+    assert row is not None
+    assert (row["status"], row["attempts"], row["reason"]) == ("ready", 0, None)
+    assert row["space"]["model"] == "test-model"
+    await alice.delete(f"/v1/memories/{queued}", hard="true")
+    assert await bookkept(app, queued) is None
+
+
+# -- poison
+
+
+async def test_poison_ends_failed_with_its_reason_and_is_retried_on_request(
+    app: App, alice: Tenant, no_backoff: None
+) -> None:
+    assert app.provider is not None
+    app.provider.mode, app.provider.only_for = "status-422", POISON
+    contents = [f"good {i}" for i in range(6)]
+    made = await alice.batch(*contents[:3], f"the {POISON}", *contents[3:])
+    poison = made[3]
+
+    async def settled() -> bool:
+        return "queued" not in (await statuses(alice)).values()
+
+    with capture_logs() as logs:
+        await run_until(app, settled)
+    assert await statuses(alice) == dict.fromkeys(contents, "ready") | {f"the {POISON}": "failed"}
+    row = await bookkept(app, poison)
+    assert row is not None
+    assert (row["status"], row["attempts"], row["next_attempt_at"]) == ("failed", 5, None)
+    assert row["reason"] == "status-422"
+    assert [e["reason"] for e in logs if e["event"] == "worker.embedding.given_up"] == ["status-422"]
+    health = await alice.get("/v1/health")
+    assert (health["queued"], health["failed"]) == (0, 1)
+    assert (await alice.get(f"/v1/memories/{poison}"))["embedding_status"] == "failed"
+    assert poison in await alice.found(POISON)
+
+    asked = len(app.provider.requests)
+    await app.embed_all()
+    assert len(app.provider.requests) == asked  # given up means left alone
+    app.provider.mode = "ok"
+    assert await Worker(app.runtime).retry_failed() >= 1
+    await app.embed_all()
+    assert (await statuses(alice))[f"the {POISON}"] == "ready"
+
+
+@pytest.mark.parametrize("mode", ["status-500", "nan", "zero", "reset"])
+async def test_one_bad_text_keeps_no_other_from_its_vector(
+    app: App, alice: Tenant, mode: Any, no_backoff: None
+) -> None:
+    assert app.provider is not None
+    app.provider.mode, app.provider.only_for = mode, POISON
+    await alice.batch(f"{POISON} {mode}", *(f"good {mode} {i}" for i in range(8)))
+
+    async def good_are_ready() -> bool:
+        found = await statuses(alice)
+        return all(status == "ready" for content, status in found.items() if content.startswith("good"))
+
+    await run_until(app, good_are_ready)
+
+
+async def test_poison_in_one_tenant_holds_up_no_other(
+    app: App, alice: Tenant, bob: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row waits for its next try; the others' rows don't."""
+    assert app.provider is not None
+    first, second = sorted((alice, bob), key=lambda t: t.user_id)
+    app.provider.mode, app.provider.only_for = "status-422", POISON
+    await first.batch(f"the {POISON} again")
+    worker = Worker(app.runtime)
+    await worker.backfill()
+    await second.batch(*(f"of the other {i}" for i in range(40)))
+    for _ in range(4):
+        await worker.backfill()
+    assert set((await statuses(second)).values()) == {"ready"}
+
+
+async def test_tries_are_further_and_further_apart(
+    app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert app.provider is not None
+    app.provider.mode, app.provider.only_for = "status-422", POISON
+    [poison] = await alice.batch(f"the {POISON} of the clock")
+    clock = time.monotonic()
+    monkeypatch.setattr(worker_module.time, "monotonic", lambda: clock)
+    worker = Worker(app.runtime)
+    waits = []
+    while (await statuses(alice))[f"the {POISON} of the clock"] == "queued":
+        asked = len(app.provider.texts)
+        await worker.backfill()
+        assert len(app.provider.texts) > asked
+        row = await bookkept(app, poison)
+        assert row is not None
+        assert row["attempts"] == len(waits) + 1
+        if row["status"] == "failed":
+            break
+        assert row["reason"] == "status-422"
+        wait = worker._deferred[poison].until - clock
+        waits.append(wait)
+        asked = len(app.provider.texts)
+        clock += wait - 0.001
+        await worker.backfill()
+        assert len(app.provider.texts) == asked  # too early
+        clock += 0.002
+    assert waits == pytest.approx([4, 8, 16, 32])
+
+
+async def test_a_provider_that_is_down_is_nobodys_fault(app: App, alice: Tenant) -> None:
+    assert app.provider is not None
+    [queued] = await alice.batch("not its fault")
+    worker = Worker(app.runtime)
+    with down(app.provider):
+        for _ in range(8):
+            with pytest.raises(EmbeddingError):
+                await worker.backfill()
+    row = await bookkept(app, queued)
+    assert row is not None
+    assert (row["status"], row["attempts"]) == ("queued", 0)
+
+    async def ready() -> bool:
+        return await statuses(alice) == {"not its fault": "ready"}
+
+    await run_until(app, ready)
+
+
+# -- races
+
+
+async def test_two_workers_at_once_do_no_harm(app: App, alice: Tenant, bob: Tenant) -> None:
+    await alice.batch(*(f"both {i}" for i in range(100)))
+    await bob.batch(*(f"both {i}" for i in range(50)))
+
+    async def ready() -> bool:
+        return all(set((await statuses(t)).values()) == {"ready"} for t in (alice, bob))
+
+    workers = [asyncio.create_task(Worker(app.runtime).run()) for _ in range(2)]
+    try:
+        await until(ready)
+        assert not [w for w in workers if w.done()]
+    finally:
+        for work in workers:
+            work.cancel()
+        await asyncio.wait(workers)
+    assert len(await statuses(alice)) == 100
+    assert (await alice.get("/v1/memories/counts"))["active"] == 100
+    assert (await alice.search("both 7"))["hits"][0]["content"] == "both 7"
+
+
+@pytest.mark.parametrize("race", ["edit", "delete", "trash", "edit and back"])
+async def test_a_vector_that_comes_too_late_is_not_written(app: App, alice: Tenant, race: str) -> None:
+    """The row changes while the provider is at work on what it was."""
+    assert app.provider is not None
+    [row] = await alice.batch(f"before the {race}")
+    path = f"/v1/memories/{row}"
+    app.provider.delay_s = 0.4
+    app.provider.requests.clear()
+    backfill = asyncio.create_task(Worker(app.runtime).backfill())
+
+    async def asked() -> bool:
+        return len(app.provider.requests) > 0  # type: ignore[union-attr]
+
+    await until(asked)
+    if race == "delete":
+        await alice.delete(path, hard="true")
+    elif race == "trash":
+        await alice.delete(path)
+    else:
+        await alice.patch(path, {"content": f"after the {race}"})
+        if race == "edit and back":
+            await alice.patch(path, {"content": f"before the {race}"})
+    await backfill
+    app.provider.delay_s = 0.0
+    if race == "delete":
+        await alice.get(path, 404)
+    elif race == "edit":
+        assert (await alice.get(path))["embedding_status"] == "queued"
+        await app.embed_all()
+    read = await statuses(alice)
+    expected = {"delete": {}, "edit": {"after the edit": "ready"}}
+    assert read == expected.get(race, {f"before the {race}": "ready"})
+    if race == "edit":
+        [hit] = (await alice.search("after the edit"))["hits"]
+        assert hit["ranks"] == {"vector": 1, "text": 1}
+
+
+async def test_an_edit_under_a_worker_at_work_ends_with_the_new_vector(app: App, alice: Tenant) -> None:
+    made = await alice.batch(*(f"version 0 of {i}" for i in range(10)))
+
+    async def ready() -> bool:
+        return set((await statuses(alice)).values()) == {"ready"}
+
+    work = asyncio.create_task(Worker(app.runtime).run())
+    try:
+        for version in range(1, 4):
+            await asyncio.gather(
+                *(alice.patch(f"/v1/memories/{m}", {"content": f"version {version} of {i}"}) for i, m in enumerate(made))
+            )
+        await until(ready)
+    finally:
+        work.cancel()
+        await asyncio.wait({work})
+    assert sorted(await statuses(alice)) == [f"version 3 of {i}" for i in range(10)]
+    rows = await (
+        app.runtime.table.lance.query()
+        .where(f"user_id = '{alice.user_id}'")
+        .select(["id", "content", "embedding"])
+        .to_list()
+    )
+    for row in rows:
+        [expected] = await app.runtime.embedder.embed_documents([row["content"]], 2.0)
+        assert row["embedding"] == pytest.approx(expected, abs=1e-6)
+
+
+# -- the table
+
+
+async def test_compaction_comes_while_writes_do(app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "COMPACT_CHECK_S", 0.05)
+    monkeypatch.setattr(worker_module, "MAX_SMALL_FRAGMENTS", 10)
+    work = asyncio.create_task(Worker(app.runtime).run())
+    try:
+        for i in range(40):
+            await alice.save(f"one after another {i}")
+
+        async def compacted() -> bool:
+            return (await app.runtime.maintenance.state()).small_fragments < 12
+
+        await until(compacted)
+    finally:
+        work.cancel()
+        await asyncio.wait({work})
+    assert len(await alice.page(limit=200)) == 40
+    assert len(await alice.found("another", limit=50)) == 40
+    assert app.metric("worker_optimize_seconds_count", table="memories") >= 1
+
+
+async def test_a_job_that_fails_is_tried_again(app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "SWEEP_S", 0.05)
+    calls = 0
+
+    async def fail(self: Worker) -> int:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(Worker, "sweep", fail)
+
+    async def thrice() -> bool:
+        return calls >= 3
+
+    with capture_logs() as logs:
+        await run_until(app, thrice)
+    assert [e["job"] for e in logs if e["event"] == "worker.job.failed"][:2] == ["sweep", "sweep"]
