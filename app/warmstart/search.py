@@ -37,6 +37,8 @@ log = structlog.get_logger(__name__)
 
 #: Arms under way at once; what ran past its budget counts until it ends.
 MAX_ARMS: Final = 64
+#: Rows beside the ranked ones that a held tenant asks for, to see the end of a tie.
+TIES: Final = 16
 #: How old the knowledge may be whether a tenant is large enough for the vector index.
 _SIZE_AGE_S: Final = 60.0
 _MAX_SIZES: Final = 10_000
@@ -172,7 +174,7 @@ class Search:
         depth = self._settings.fetch_depth
         # a held tenant has the other columns at hand, and each column read costs
         if (snapshot := self._residents.peek(asked.user_id)) is not None:
-            matches = await asked.reader.text_matches(words, asked.filters, depth + 1)
+            matches = await asked.reader.text_matches(words, asked.filters, depth + TIES)
             if (found := snapshot.text_candidates(matches, depth)) is not None:
                 return found
         return await asked.reader.text_arm(words, asked.filters, depth)
@@ -212,9 +214,8 @@ class Search:
         if not near:
             return []
         scores = vector_scores(np.asarray(values, dtype=np.float32), np.stack([c.evidence for c in near]))
-        ordered = [replace(c, score=score) for c, score in zip(near, scores, strict=True)]
-        ordered.sort(key=lambda c: c.order)
-        return ordered[: self._settings.fetch_depth]
+        order = sorted(range(len(near)), key=lambda i: (-scores[i], -near[i].created_us, near[i].id))
+        return [replace(near[i], score=scores[i]) for i in order[: self._settings.fetch_depth]]
 
     async def _rows_with_vectors(self, reader: Reader, user_id: str) -> int:
         """How large the tenant is, as known at most _SIZE_AGE_S ago."""

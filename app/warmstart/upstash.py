@@ -18,9 +18,12 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import httpx
+import structlog
 
 from warmstart.config import Settings
 from warmstart.errors import CacheUnavailable
+
+log = structlog.get_logger(__name__)
 
 Argument = str | int | float
 Command = tuple[Argument, ...]
@@ -98,6 +101,8 @@ class Circuit:
             self._probing = False
 
     def succeeded(self) -> None:
+        if self._failures >= FAILURES_TO_OPEN:
+            log.info("cache.up")
         self._failures, self.reason, self.since = 0, "", None
 
     def failed(self, reason: str) -> None:
@@ -105,6 +110,8 @@ class Circuit:
         self._opened_at = self._clock()
         self.reason = reason
         self.since = self.since or datetime.now(UTC)
+        if self._failures == FAILURES_TO_OPEN:
+            log.warning("cache.down", reason=reason)
 
 
 class UpstashCache:

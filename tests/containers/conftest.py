@@ -18,6 +18,7 @@ import build  # noqa: E402
 from stack import FILES, Stack, free_port, model_folder, write_env  # noqa: E402
 
 PROJECT = "warmstart-test"
+SMALL_PROJECT = "warmstart-small"
 UP = "up --detach --wait --wait-timeout 150 --no-build --pull never"
 
 
@@ -69,6 +70,28 @@ def stack(make_stack) -> Iterator[Stack]:  # type: ignore[no-untyped-def]
         raise
     finally:
         made.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")
+
+
+@pytest.fixture(scope="session")
+def small_stack(make_stack) -> Iterator[Stack]:  # type: ignore[no-untyped-def]
+    """Another one, with volumes that are soon full; what is done to it is no matter to tests of the first."""
+    made: Stack = make_stack(SMALL_PROJECT, "172.30.86", RATE_LIMIT_PER_MINUTE="6000")
+    made.files = (*FILES, HERE / "small.yml")
+    made.compose("down", "--volumes", "--remove-orphans")
+    try:
+        made.compose(*UP.split())
+        made.fetch_authority()
+        yield made
+    except BaseException:
+        show(made)
+        raise
+    finally:
+        made.compose("down", "--volumes", "--remove-orphans", "--timeout", "10")
+
+
+@pytest.fixture(scope="session")
+def small_key(small_stack: Stack) -> str:
+    return small_stack.create_key()
 
 
 def show(stack: Stack) -> None:

@@ -9,7 +9,7 @@ import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -91,6 +91,7 @@ def model_folder(folder: Path) -> Path:
 class Stack:
     def __init__(self, project: str, env_file: Path) -> None:
         self.project = project
+        self.files: Sequence[Path] = FILES
         self.env_file = env_file
         self.settings = dict(
             line.split("=", 1) for line in env_file.read_text().splitlines() if re.match(r"[A-Z_]+=", line)
@@ -113,7 +114,7 @@ class Stack:
         return shlex.join(["env", "-i", *env, *self.base_command])
 
     def compose(self, *words: str, **options: Any) -> str:
-        files = [word for file in FILES for word in ("-f", str(file))]
+        files = [word for file in self.files for word in ("-f", str(file))]
         return command(*self.base_command, *files, "-p", self.project, *words, **options)
 
     def execute(self, service: str, *words: str, **options: Any) -> str:

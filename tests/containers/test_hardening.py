@@ -99,7 +99,7 @@ def test_each_container_gets_only_the_secrets_it_needs(stack: Stack) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_health_checks(service: str, stack: Stack) -> None:
     found = stack.inspect(service)
-    if service in ("embeddings", "worker"):
+    if service == "embeddings":
         assert "Healthcheck" not in found["Config"]
         assert found["State"]["Running"]
     else:

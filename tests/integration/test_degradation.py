@@ -102,8 +102,13 @@ def broken(provider: FakeProvider, fault: str) -> Iterator[None]:
 # -- the embedder
 
 FAULTS = [
-    "down", "slow", "wrong-width", "wrong-count", "nan", "zero", "html", "not-json", "reset", "reset-mid-body", "huge",
-    "status-401", "status-404", "status-429", "status-500", "status-503",
+    "down", "slow", "wrong-width", "nan", "html", "reset", "status-429", "status-500",
+    *(
+        pytest.param(fault, marks=pytest.mark.slow)
+        for fault in (
+            "wrong-count", "zero", "not-json", "reset-mid-body", "huge", "status-401", "status-404", "status-503",
+        )
+    ),
 ]  # fmt: skip
 
 
@@ -275,9 +280,7 @@ async def in_snapshot(tenant: Tenant) -> bool:
 async def rows_in_postgres(app: App, tenant: Tenant) -> dict[str, str]:
     dsn = app.runtime.settings.database_url.get_secret_value()
     async with await psycopg.AsyncConnection.connect(dsn) as conn:
-        found = await conn.execute(
-            "SELECT memory_id, status FROM memory_status WHERE user_id = %s", (tenant.user_id,)
-        )
+        found = await conn.execute("SELECT memory_id, status FROM memory_status WHERE user_id = %s", (tenant.user_id,))
         return dict(await found.fetchall())
 
 
@@ -394,7 +397,14 @@ async def test_known_keys_work_from_the_snapshot_at_a_start_without_postgres(
 
 # -- Redis behind its Upstash endpoint
 
-CACHE_FAULTS = [mode for mode in Mode if mode not in (Mode.OK, Mode.BASE64, Mode.BASE64_UPSTASH, Mode.NO_PONG)]
+UNHARMFUL = (Mode.OK, Mode.BASE64, Mode.BASE64_UPSTASH, Mode.NO_PONG)
+CACHE_FAULTS = [
+    mode
+    if mode in (Mode.SLOW, Mode.ERROR_500, Mode.HTML, Mode.WRONG_TYPE, Mode.RESET)
+    else pytest.param(mode, marks=pytest.mark.slow)
+    for mode in Mode
+    if mode not in UNHARMFUL
+]
 
 
 @pytest.mark.parametrize("mode", CACHE_FAULTS, ids=lambda mode: mode.name)

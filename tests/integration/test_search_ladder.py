@@ -211,9 +211,7 @@ async def test_a_failed_vector_arm_is_keyword(app: App, alice: Tenant, monkeypat
     assert (answer["mode"], answer["degraded"], ids(answer)) == ("keyword", ["vector"], [walrus])
 
 
-async def test_embedding_switched_off_is_keyword_and_not_degraded(
-    postgres_session: TestServer, tmp_path: Path
-) -> None:
+async def test_embedding_switched_off_is_keyword_and_not_degraded(postgres_session: TestServer, tmp_path: Path) -> None:
     dsn = await fresh_database(postgres_session.dsn)
     async with running(settings_for(tmp_path, dsn, None, embedding_enabled=False)) as app:
         tenant = await app.tenant()
@@ -477,8 +475,10 @@ async def test_the_same_question_gets_the_same_answer(app: App, alice: Tenant) -
 
 QUERIES = [
     "w", "w" * 16_384, "walrus " * 2_340, '"walrus"', '"', "''", "walrus AND NOT fish", "+walrus -fish", "walrus~2",
-    "wal*", "content:walrus", "((((", "]]]", "{", "walrus) OR (1=1", "'; DROP TABLE memories; --", "🦭", "👩‍👩‍👧‍👦 walrus",
-    "海象", "바다코끼리", "セイウチ", "ม้าน้ำ", "def f(x): return x['a']", "C:\\path\\to", "a/b/c.py:12", " ", "\n\t", "\u202e",
+    "wal*", "content:walrus", "((((", "]]]", "{", "walrus) OR (1=1", "'; DROP TABLE memories; --", "🦭",
+    "👩‍👩‍👧‍👦 walrus",
+    "海象", "바다코끼리", "セイウチ", "ม้าน้ำ", "def f(x): return x['a']", "C:\\path\\to", "a/b/c.py:12",
+    " ", "\n\t", "\u202e",
     "\ufdfa", "%", "_", "NULL", "\\", "^", "?", "walrus?", "\x01", "-" * 200, "\u0301", "𝔴𝔞𝔩𝔯𝔲𝔰",
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,7 @@ async def test_saving_the_same_content_again_is_answered_with_the_first(app: App
     assert (await alice.save("the walrus"))["id"] != first["id"]  # the trash is no duplicate
 
 
-async def test_a_batch_twice_and_from_eight_clients_at_once_is_each_row_once(
-    app: App, alice: Tenant
-) -> None:
+async def test_a_batch_twice_and_from_eight_clients_at_once_is_each_row_once(app: App, alice: Tenant) -> None:
     items = [{"content": f"memory {i}"} for i in range(100)]
     first = await alice.post("/v1/memories/batch", {"memories": items})
     assert (first["created"], first["duplicates"]) == (100, 0)
@@ -317,12 +316,9 @@ async def test_namespaces_are_renamed_whole_and_never_onto_another(alice: Tenant
         ("/v1/recall", {"order": "importance"}),
     ],
 )
-async def test_pages_give_each_memory_once_while_more_come_in(
-    alice: Tenant, path: str, params: dict[str, str]
-) -> None:
+async def test_pages_give_each_memory_once_while_more_come_in(alice: Tenant, path: str, params: dict[str, str]) -> None:
     there = [
-        (await alice.batch(*({"content": f"{b} {i}", "importance": (i % 3) / 2} for i in range(6))))
-        for b in range(4)
+        (await alice.batch(*({"content": f"{b} {i}", "importance": (i % 3) / 2} for i in range(6)))) for b in range(4)
     ]
     expected = {memory_id for batch in there for memory_id in batch}
     seen: list[Any] = []
@@ -478,45 +474,49 @@ async def test_a_wrong_prefix_stops_the_start_and_says_how_to_quote(value: str) 
 # -- a store that can't be used
 
 
-async def test_a_full_disk_is_507_and_loses_nothing(postgres_session: TestServer, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", small], check=True)
-    try:
-        dsn = await fresh_database(postgres_session.dsn)
-        settings = settings_for(
-            tmp_path / "home", dsn, None, embedding_enabled=False, lancedb_uri=str(small / "lancedb")
-        )
-        async with running(settings) as app:
-            tenant = await app.tenant()
-            kept = await tenant.save("saved while there was room")
-            filler = small / "filler"
-            with filler.open("wb") as file:
-                try:
-                    while True:
-                        file.write(b"x" * 65_536)
-                        file.flush()
-                except OSError:
-                    pass
-            saved = []
-            for i in range(20):
-                response = await tenant.http.post("/v1/memories", json={"content": f"{i} " + "x" * 7_000})
-                if response.status_code != 201:
-                    break
-                saved.append(response.json()["id"])
-            assert (response.status_code, problem_type(response.json())) == (507, "disk-full")
-            assert "Free space" in response.json()["detail"]
-            batch = {"memories": [{"content": f"b{i} " + "x" * 7_000} for i in range(50)]}
-            assert (await tenant.http.post("/v1/memories/batch", json=batch)).status_code == 507
-            result = await tenant.mcp("memory_save", content="m " + "x" * 7_000)
-            assert result["isError"] is True
-            assert "disk-full" in result["content"][0]["text"]
-            assert kept["id"] in await tenant.found("room")
-            filler.unlink()
-            later = await tenant.save("saved when there was room again")
-            assert set(await tenant.page()) == {kept["id"], later["id"], *saved}
-    finally:
-        subprocess.run(["umount", small], check=True)
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of four megabytes."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.fail(f"this test needs to mount a tmpfs (run it as root): {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+async def test_a_full_disk_is_507_and_loses_nothing(postgres_session: TestServer, tmp_path: Path, small: Path) -> None:
+    dsn = await fresh_database(postgres_session.dsn)
+    settings = settings_for(tmp_path / "home", dsn, None, embedding_enabled=False, lancedb_uri=str(small / "lancedb"))
+    async with running(settings) as app:
+        tenant = await app.tenant()
+        kept = await tenant.save("saved while there was room")
+        filler = small / "filler"
+        with filler.open("wb") as file:
+            try:
+                while True:
+                    file.write(b"x" * 65_536)
+                    file.flush()
+            except OSError:
+                pass
+        saved = []
+        for i in range(20):
+            response = await tenant.http.post("/v1/memories", json={"content": f"{i} " + "x" * 7_000})
+            if response.status_code != 201:
+                break
+            saved.append(response.json()["id"])
+        assert (response.status_code, problem_type(response.json())) == (507, "disk-full")
+        assert "Free space" in response.json()["detail"]
+        batch = {"memories": [{"content": f"b{i} " + "x" * 7_000} for i in range(50)]}
+        assert (await tenant.http.post("/v1/memories/batch", json=batch)).status_code == 507
+        result = await tenant.mcp("memory_save", content="m " + "x" * 7_000)
+        assert result["isError"] is True
+        assert "disk-full" in result["content"][0]["text"]
+        assert kept["id"] in await tenant.found("room")
+        filler.unlink()
+        later = await tenant.save("saved when there was room again")
+        assert set(await tenant.page()) == {kept["id"], later["id"], *saved}
 
 
 async def test_a_damaged_table_is_repaired_at_the_start_and_says_so(

@@ -8,7 +8,7 @@ import signal
 import click
 from pydantic import SecretStr
 
-from warmstart.cli.serve import configure_logs, is_embedded
+from warmstart.cli.serve import configure_logs, is_embedded, limit_malloc_arenas
 from warmstart.config import Settings, load
 from warmstart.home import refuse_root
 
@@ -22,6 +22,7 @@ def worker(retry_failed: bool, allow_root: bool) -> None:
     `warmstart serve` does this itself, unless DATABASE_URL is set or it was given --no-worker.
     With DATABASE_URL it answers /healthz and /metrics on HOST and PORT.
     """
+    limit_malloc_arenas()
     settings = load()
     refuse_root(allow_root)
     configure_logs(settings)

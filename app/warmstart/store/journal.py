@@ -13,6 +13,7 @@ covers shows as a gap in the chain, and everything held is dropped.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ Rows = Mapping[str, Sequence[str] | None]
 
 #: The file is begun anew above this size; readers then drop what they hold.
 MAX_BYTES: Final = 1 << 20
+#: A larger file isn't ours, one long line above MAX_BYTES included.
+_MAX_READ: Final = 16 << 20
 #: More ids of one tenant in one commit are noted as any of its rows.
 MAX_IDS: Final = 1_000
 
@@ -48,7 +51,7 @@ class JournalWriter:
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 # a file cut to nothing is begun anew as well: its readers must not take it for the old one
-                if not 0 < (size := os.fstat(fd).st_size) <= MAX_BYTES - len(line):
+                if not 0 < os.fstat(fd).st_size <= MAX_BYTES - len(line):
                     self._begin_anew(line)
                 elif os.write(fd, line) != len(line):
                     self._path.unlink()
@@ -59,6 +62,7 @@ class JournalWriter:
 
     def _begin_anew(self, line: bytes) -> None:
         fresh = self._path.with_suffix(".new")
+        fresh.touch(mode=0o600)
         fresh.write_bytes(line)
         fresh.replace(self._path)
 
@@ -90,7 +94,10 @@ class JournalReader:
                 dropped = [None]
             elif there.st_size == self._offset:
                 return []
-            whole = os.pread(self._fd, _MOST_READ, self._offset)
+            size = os.fstat(self._fd).st_size
+            if size > _MAX_READ:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self._path))
+            whole = os.pread(self._fd, size - self._offset, self._offset)
         except OSError:
             self.close()
             return [None]

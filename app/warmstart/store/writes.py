@@ -197,8 +197,8 @@ class Writer:
             if directory is not None:
                 after = await self._lance.version()
                 await asyncio.to_thread(_sync, directory, after)
-                if self._table.journal and after != before:
-                    self._table.journal.append(before, after, touched)
+                if self._table.journal:
+                    self._table.journal.append(before, after, touched if after != before else {})
         self.wrote.set()
         for future, answer, failure in answers:
             if future.done():

@@ -19,6 +19,7 @@ import ipaddress
 import json
 import os
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,7 +39,9 @@ EVERYWHERE: Final = "0.0.0.0"  # noqa: S104
 KEPT_REQUESTS: Final = 200
 THREADS: Final = 2
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/info"})
-FAULTS: Final = frozenset({"slow", "wrong-width", "html", "429", "500", "reset"})
+FAULTS: Final = frozenset({"slow", "wrong-width", "html", "429", "500", "reset", "memory"})
+#: Taken at once and again, until the container's limit is passed.
+GREED_BYTES: Final = 32 << 20
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -112,6 +115,8 @@ class StandIn:
             if wanted and wanted.get("kind") not in FAULTS:
                 return PlainTextResponse(f"kind is one of {sorted(FAULTS)}", 422)
             self.fault = wanted
+            if wanted.get("kind") == "memory":
+                threading.Thread(target=_take_all_memory, daemon=True).start()
             return Response(status_code=204)
 
         async def seen(request: Request) -> Response:
@@ -244,6 +249,12 @@ class StandIn:
                     item["embedding"] = item["embedding"][:-1]
                 return JSONResponse(answer)
         return await handler(request, body)  # type: ignore[no-any-return]
+
+
+def _take_all_memory() -> None:
+    taken = []
+    while True:
+        taken.append(bytearray(b"x") * GREED_BYTES)
 
 
 class _Cut(Response):
