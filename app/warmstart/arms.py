@@ -30,6 +30,7 @@ COMMON_DIRECTIONS: Final = 3
 _ITERATIONS: Final = 8
 #: The share of the query's weight that a row must carry to enter the text arm beside a vector arm.
 MIN_COVERAGE: Final = 0.3
+FULL_LIST: Final = 50
 #: Sums differ in their last digits with the order of the rows; ties must not.
 _DIGITS: Final = 5
 #: Of a unit vector: what is shorter is what rounding left, and points nowhere.
@@ -108,7 +109,8 @@ def weak_rows(terms: Sequence[str], texts: Sequence[str]) -> list[bool]:
     if not terms or not texts:
         return [False] * len(texts)
     found = [[term in text for term in terms] for text in (t.lower() for t in texts)]
-    rows = len(texts)
+    # as if the list were full: among a few rows every term would look common
+    rows = max(len(texts), FULL_LIST)
     weights = []
     for i in range(len(terms)):
         having = sum(has[i] for has in found)

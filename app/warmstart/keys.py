@@ -158,6 +158,9 @@ class KeyRing:
                 self._unknown.popitem(last=False)
         else:
             self._known[key_hash] = Identity(row.tenant_id, row.key_id, row.unlimited)
+            # known from here on, also where Postgres is gone before the next refresh
+            self._snapshot.keys[key_hash] = SnapshotKey(row.key_id, row.tenant_id, row.unlimited)
+            self._unsaved = True
             self._fingerprint = ""  # it may have been revoked since: the next refresh loads them all
         return row
 

@@ -131,6 +131,8 @@ class Search:
         outcome = asked.outcome
         text = self._spawn(self._text(asked), asked, "text")
         vector = None if self.vectors_off else asyncio.create_task(self._vector_arm(asked))
+        if vector:
+            vector.add_done_callback(_looked_at)
         await asyncio.wait([t for t in (text, vector) if t is not None], timeout=asked.left)
         texts, vectors = _settle(text, outcome), _settle(vector, outcome)
         if self.vectors_off == "space":
@@ -239,8 +241,7 @@ class Search:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._arms.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at by who waits; a straggler has nobody
+        _looked_at(task)
 
     # -- the scan
 
@@ -259,6 +260,12 @@ class Search:
             task.cancel()
         await self._frequencies.close()
         await self._residents.close()
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Its error is who waits for it's to raise; a straggler has nobody, and must not be reported as forgotten."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _fail(error: Exception) -> Any:

@@ -22,7 +22,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from stack import Stack, command, wait_until
 
-from containers.faults import container
+from containers.faults import container, execute
 
 #: In each memory of the other tenant, and in no answer.
 STRANGER: Final = "xenolith"
@@ -227,7 +227,7 @@ def booked_as_ready(stack: Stack, ids: set[str]) -> set[str]:
     )
     words = ["psql", "--username=warmstart", "--no-align", "--tuples-only", f"--set=ids={','.join(ids)}"]
     # psql puts variables into what it reads, not into --command
-    return set(stack.execute("postgres", *words, stdin=query).split())
+    return set(execute(stack, "postgres", *words, stdin=query).split())
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import itertools
 import json
 import os
 import random
@@ -33,6 +34,7 @@ from integration.service import App, Tenant
 from integration.test_store_processes import Processes
 from warmstart.config import Space
 from warmstart.errors import Problem, StoreUnavailable, TenantAssertion
+from warmstart.search import TIES
 from warmstart.store import journal, predicates, resident
 from warmstart.store import predicates as where
 from warmstart.store.reads import Candidate, Reader
@@ -848,8 +850,8 @@ async def test_the_nearest_are_those_of_the_table(tmp_path: Path, dim: int) -> N
     snapshot = await residents.get("alice")
     assert snapshot is not None
     reader = Reader(table, "alice")
-    for query in [*kinds.tolist(), *rng.standard_normal((5, dim)).tolist(), [1e-3] * dim, [1e3] * dim]:
-        for depth in (1, 7, 50, 100, 500):
+    for query in [*kinds[:5].tolist(), *rng.standard_normal((3, dim)).tolist(), [1e-3] * dim, [1e3] * dim]:
+        for depth in (1, 50, 100, 500):
             ours = snapshot.nearest(query, depth)
             theirs = await reader.vector_arm(query, ACTIVE, depth, exact=True)
             assert agree(ours, theirs), (depth, query[:3])
@@ -923,15 +925,15 @@ async def test_the_text_arm_of_a_snapshot_is_that_of_the_table(store: Store, res
     assert snapshot is not None
     answered = 0
     for words in ("walrus", "ice", "fish ice", "17", "walrus 3", "nothing"):
-        for depth in (1, 3, 10, 50, 100):
-            matches = await store.reader().text_matches(words, ACTIVE, depth + 1)
+        for depth, more in itertools.product((1, 3, 10, 50, 100), (1, TIES)):
+            matches = await store.reader().text_matches(words, ACTIVE, depth + more)
             found = snapshot.text_candidates(matches, depth)
             table = await store.reader().text_arm(words, ACTIVE, depth)
             if found is not None:
                 answered += 1
                 assert found == table
                 assert [c.evidence for c in found] == [c.evidence for c in table]
-    assert answered >= 12
+    assert answered >= 24
     [newer] = await store.save("a newer walrus")
     assert snapshot.text_candidates([(newer, 1.0)], 5) is None
 
@@ -995,7 +997,7 @@ async def test_a_search_finds_the_same_with_the_tenant_held_and_without(
     for memory_id in chance.sample(made, 5):
         await alice.http.patch(f"/v1/memories/{memory_id}", json={"source": "edited"})
     modes = set()
-    for query in [*chance.sample(WORDS, 3), "walrus ice", "the storm on the beach", "unheard", "queued herd", "!!"]:
+    for query in [*chance.sample(WORDS, 2), "the storm on the beach", "queued herd", "!!"]:
         for body in ({}, {"namespace": "one"}, {"type": "goal", "tags": ["a"]}, {"min_score": 0.015}):
             with_held, without = await both_ways(app, alice, query, **body)
             assert with_held == without, (query, body)

@@ -69,8 +69,7 @@ def serve(
         with home.lock(Holder(os.getpid(), url)) if embedded else nullcontext():
             configure_logs(settings, home if background else None)
             options = Options(url, embedded, embedded and not no_worker, idle_exit, background)
-            with asyncio.Runner(loop_factory=fast_loop()) as runner:
-                runner.run(Service(settings, home, listener, options).run())
+            asyncio.run(Service(settings, home, listener, options).run())
 
 
 def limit_malloc_arenas() -> None:
@@ -78,15 +77,6 @@ def limit_malloc_arenas() -> None:
     if sys.platform == "linux":
         with suppress(AttributeError, OSError):
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
-
-
-def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The event loop of uvloop, where it exists for the platform."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def is_embedded(settings: Settings) -> bool:

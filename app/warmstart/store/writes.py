@@ -328,10 +328,10 @@ class TenantWriter:
         """How many rows moved, trash included; refused where `to` has any row."""
 
         async def run() -> int:
-            own = where.tenant(self._user_id)
-            if not await self._lance.count_rows((own & where.equals("namespace", name)).sql):
+            # counted row by row: a foreign one ends it before anything is changed
+            if not await self._reader.count([where.equals("namespace", name)]):
                 raise NotFound(f"no namespace {name!r}")
-            if await self._lance.count_rows((own & where.equals("namespace", to)).sql):
+            if await self._reader.count([where.equals("namespace", to)]):
                 raise Conflict(f"the namespace {to!r} exists already; pick another name", field="name")
             return await self._update_all(where.equals("namespace", name), {"namespace": to, "updated_at": now()})
 
@@ -341,8 +341,7 @@ class TenantWriter:
         """How many active rows went to the trash."""
 
         async def run() -> int:
-            own = where.tenant(self._user_id) & where.equals("namespace", name)
-            if not await self._lance.count_rows(own.sql):
+            if not await self._reader.count([where.equals("namespace", name)]):
                 raise NotFound(f"no namespace {name!r}")
             at = now()
             return await self._update_all(
