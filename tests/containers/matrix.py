@@ -182,7 +182,8 @@ def cell(row: Row, operation: str) -> Cell:
     if operation in _ROUTES and len(statuses) == 1:
         method, route = _ROUTES[operation]
         status = 200 if operation == "mcp" else statuses[0]
-        logged.append("http.request")
+        if status >= 500:
+            logged.append("http.request")  # in the log of others a line that repeats is left out
         counted.append(f'warmstart_http_requests_total{{method="{method}",route="{route}",status="{status}"}}')
     return Cell(row, operation, statuses, modes, degraded, tuple(logged), tuple(counted))
 

@@ -34,6 +34,8 @@ def searching(stack: Stack, key: str) -> Iterator[list[str]]:
 
     def work() -> None:
         with stack.client(key) as http:
+            # or a search by text alone finds nothing, and is a scan
+            http.post("/v1/memories", json={"content": "The walrus."}).raise_for_status()
             while not over.wait(0.1):
                 answer = http.post("/v1/search", json={"query": f"walrus {uuid.uuid4().hex}"})
                 if answer.status_code != 200:
