@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from warmstart.errors import CacheUnavailable
-from warmstart.upstash import Cache, LocalCache
+from warmstart.local_cache import LocalCache
+from warmstart.upstash import Cache
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from warmstart.service import MemoryService
 from warmstart.store.bookkeeping import Bookkeeping
 from warmstart.store.maintenance import Maintenance
 from warmstart.store.table import Table, open_table, translated
-from warmstart.store.writes import Writer
+from warmstart.store.writer import Writer
 from warmstart.upstash import Cache, open_cache
 
 log = structlog.get_logger(__name__)

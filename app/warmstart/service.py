@@ -44,10 +44,10 @@ from warmstart.memory import (
 )
 from warmstart.search import Budget, Outcome
 from warmstart.store import predicates as where
+from warmstart.store.changes import TenantWriter
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Order, Reader, filters_of_list
 from warmstart.store.schema import Row, as_float32, encode_metadata, now, row_of
-from warmstart.store.writes import TenantWriter
 
 if TYPE_CHECKING:
     from warmstart.runtime import Runtime

@@ -20,10 +20,10 @@ import structlog
 from warmstart.errors import BookkeepingUnavailable, EmbeddingError, WarmstartError
 from warmstart.runtime import Runtime
 from warmstart.store import predicates as where
+from warmstart.store.changes import BackfillWriter, Vector
 from warmstart.store.maintenance import MAX_SMALL_FRAGMENTS, TableState
 from warmstart.store.reads import Inspector, Reader
 from warmstart.store.schema import TABLE, Row, now
-from warmstart.store.writes import BackfillWriter, Vector
 
 log = structlog.get_logger(__name__)
 

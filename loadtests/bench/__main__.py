@@ -39,6 +39,7 @@ from lancedb.query import MatchQuery
 
 from warmstart.config import load
 from warmstart.embeddings import Embedder
+from warmstart.local_cache import LocalCache
 from warmstart.local_embedder import LocalEmbedder
 from warmstart.memory import NewMemory
 from warmstart.postgres import EmbeddedPostgres
@@ -47,7 +48,6 @@ from warmstart.store.bookkeeping import Bookkeeping
 from warmstart.store.schema import TABLE, Row, row_of, schema
 from warmstart.store.table import open_table
 from warmstart.terms import query_text
-from warmstart.upstash import LocalCache
 
 README = Path(__file__).parent / "README.md"
 MARK = "<!-- figures -->"

@@ -62,7 +62,7 @@ EXCLUDED: Final[dict[tuple[str, str], str]] = {
     ("disk", "stopped"): _NO_PROCESS,
     ("disk", "paused"): _NO_PROCESS,
     ("disk", "killed"): _NO_PROCESS,
-    ("disk", "slow"): "a volume can't be slowed without a device of its own; a lock that is held has its own test",
+    ("disk", "slow"): "a volume of the engine can not be slowed without a block device of its own",
     ("disk", "wrong-width"): _NO_ANSWERS,
     ("disk", "html"): _NO_ANSWERS,
     ("disk", "429"): _NO_ANSWERS,
@@ -155,7 +155,8 @@ _ROUTES: Final = {
     "restore": ("POST", "/v1/memories/{id}/restore"),
     "mcp": ("POST", "/mcp"),
     "known-key": ("GET", "/v1/memories"),
-    "unknown-key": ("GET", "/v1/memories"),
+    # it is refused before it comes to a route
+    "unknown-key": ("GET", "unrouted"),
 }
 _WELL: Final = {"save": 201, "batch": 200, "delete": 204, "mcp": 201, "unknown-key": 401}
 _WRITES: Final = ("save", "batch", "delete", "restore", "mcp")

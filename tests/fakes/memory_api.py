@@ -13,6 +13,7 @@ from typing import Any
 
 from warmstart.config import Settings
 from warmstart.errors import Duplicate, Expired, Invalid, NotFound, Stale, Unauthorized
+from warmstart.local_cache import LocalCache
 from warmstart.memory import (
     Batch,
     BatchItem,
@@ -38,7 +39,6 @@ from warmstart.memory import (
 )
 from warmstart.metrics import Metrics
 from warmstart.ratelimit import RateLimiter
-from warmstart.upstash import LocalCache
 
 KEY = "ws_sk_" + "a" * 43
 OTHER_KEY = "ws_sk_" + "b" * 43

@@ -12,11 +12,12 @@ from typing import Any
 
 from warmstart.config import Space
 from warmstart.memory import Memory, NewMemory
+from warmstart.store.changes import BackfillWriter, TenantWriter
 from warmstart.store.maintenance import Maintenance
 from warmstart.store.reads import Reader
 from warmstart.store.schema import Row, now, row_of
 from warmstart.store.table import Table, open_table
-from warmstart.store.writes import BackfillWriter, TenantWriter, Writer
+from warmstart.store.writer import Writer
 
 DIM = 8
 SPACE = Space("test-model", "1", DIM, "", "")

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Self
 
 from warmstart.errors import CacheUnavailable
-from warmstart.upstash import LocalCache
+from warmstart.local_cache import LocalCache
 
 
 class Mode(Enum):

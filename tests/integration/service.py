@@ -27,8 +27,8 @@ from fakes.provider import FakeProvider
 from fakes.upstash_server import UpstashServer
 from warmstart.config import Settings
 from warmstart.context import count_tokens
+from warmstart.local_cache import LocalCache
 from warmstart.runtime import Runtime, open_runtime
-from warmstart.upstash import LocalCache
 from warmstart.web.app import create_app
 from warmstart.worker import Worker
 

@@ -21,9 +21,9 @@ from warmstart import local_embedder
 from warmstart.config import DEFAULT_MODEL, load
 from warmstart.embeddings import Embedder
 from warmstart.errors import ConfigError, EmbeddingError
+from warmstart.local_cache import LocalCache
 from warmstart.local_embedder import LOG_LINES_A_MINUTE, LocalEmbedder, LogGate
 from warmstart.local_embedder_server import MAX_TEXTS, MAX_TOKENS, clean
-from warmstart.upstash import LocalCache
 
 BUDGET_S = 20.0
 HARD_TEXTS = {

@@ -13,9 +13,9 @@ import pytest
 from fakes.store import DIM, Store, etag, manifests, open_store, row
 from warmstart.store import maintenance as care
 from warmstart.store import predicates as where
+from warmstart.store.changes import Vector
 from warmstart.store.reads import Inspector
 from warmstart.store.schema import content_hash
-from warmstart.store.writes import Vector
 
 ACTIVE = [where.active()]
 

@@ -27,6 +27,7 @@ from upstash_redis.errors import UpstashError
 from clients.node import NODE, npm_ci
 from fakes.redis_server import RedisServer, free_port, wait_for_port
 from warmstart.errors import CacheUnavailable, ConfigError
+from warmstart.local_cache import LocalCache
 from warmstart.ratelimit import RateLimiter
 from warmstart.redis_rest import create_app
 from warmstart.redis_rest.app import (
@@ -36,7 +37,7 @@ from warmstart.redis_rest.app import (
     MAX_COMMANDS,
     MAX_REQUESTS_AT_ONCE,
 )
-from warmstart.upstash import LocalCache, UpstashCache
+from warmstart.upstash import UpstashCache
 
 pytestmark = pytest.mark.services
 

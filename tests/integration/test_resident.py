@@ -37,11 +37,12 @@ from warmstart.errors import Problem, StoreUnavailable, TenantAssertion
 from warmstart.search import TIES
 from warmstart.store import journal, predicates, resident
 from warmstart.store import predicates as where
+from warmstart.store.changes import Vector
 from warmstart.store.reads import Candidate, Reader
 from warmstart.store.resident import Residents, Snapshot
 from warmstart.store.schema import now, schema
 from warmstart.store.table import open_table
-from warmstart.store.writes import Vector, Writer
+from warmstart.store.writer import Writer
 
 T = TypeVar("T")
 TESTS = Path(__file__).resolve().parent.parent

@@ -23,7 +23,7 @@ from integration.conftest import TestServer
 from integration.service import DIM, MISSING, App, Tenant, down, fresh_database, problem_type, running, settings_for
 from warmstart.config import load
 from warmstart.errors import ConfigError
-from warmstart.store import writes
+from warmstart.store import changes
 from warmstart.store.schema import now
 from warmstart.worker import Worker
 
@@ -213,9 +213,9 @@ async def test_restore_is_refused_after_thirty_days_and_the_sweep_removes(
     for gone in (first, second):
         await alice.delete(memory(gone))
     at = now()
-    monkeypatch.setattr(writes, "now", lambda: at + timedelta(days=29, hours=23))
+    monkeypatch.setattr(changes, "now", lambda: at + timedelta(days=29, hours=23))
     await alice.post(f"{memory(second)}/restore", None)
-    monkeypatch.setattr(writes, "now", lambda: at + timedelta(days=30, seconds=1))
+    monkeypatch.setattr(changes, "now", lambda: at + timedelta(days=30, seconds=1))
     problem = await alice.post(f"{memory(first)}/restore", None, 409)
     assert problem_type(problem) == "expired"
     monkeypatch.undo()

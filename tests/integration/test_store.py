@@ -27,16 +27,17 @@ from warmstart.errors import (
     TenantAssertion,
 )
 from warmstart.memory import MAX_BATCH, MAX_CONTENT, MAX_FACT, MAX_FACTS, MAX_TAG, MAX_TAGS, ListRequest, SearchRequest
+from warmstart.store import changes
 from warmstart.store import lock as locks
 from warmstart.store import predicates as where
-from warmstart.store import writes
+from warmstart.store.changes import Vector
 from warmstart.store.frequencies import Frequencies
 from warmstart.store.lock import FileLock
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Inspector, Reader, filters_of, filters_of_list
 from warmstart.store.schema import SHOWN, content_hash, now
 from warmstart.store.table import open_table
-from warmstart.store.writes import MAX_PENDING, Vector, Writer
+from warmstart.store.writer import MAX_PENDING, Writer
 
 ACTIVE = [where.active()]
 
@@ -428,9 +429,9 @@ async def test_a_trashed_content_may_be_saved_anew_and_then_not_restored(store: 
 async def test_an_edit_into_another_rows_content_is_refused(store: Store) -> None:
     [one, two] = await store.save("x", "y")
     [elsewhere] = await store.save("x", namespace="other")
-    for changes in ({"content": "x"}, {"content": "x", "tags": ["t"]}):
+    for values in ({"content": "x"}, {"content": "x", "tags": ["t"]}):
         with pytest.raises(Duplicate) as refused:
-            await store.tenant().edit(two, changes, None, etag)
+            await store.tenant().edit(two, values, None, etag)
         assert refused.value.extra["id"] == one
     with pytest.raises(Duplicate) as refused:
         await store.tenant().edit(elsewhere, {"namespace": "default"}, None, etag)
@@ -512,7 +513,7 @@ async def test_every_edit_is_another_etag_and_a_stale_one_is_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = now()
-    monkeypatch.setattr(writes, "now", lambda: frozen)  # even where the clock stands still
+    monkeypatch.setattr(changes, "now", lambda: frozen)  # even where the clock stands still
     [memory_id] = await store.save("x")
     tags = [etag((await store.reader().rows([memory_id]))[memory_id])]
     for step in range(5):
@@ -565,10 +566,10 @@ async def test_the_trash(store: Store) -> None:
 async def test_restore_ends_with_the_thirty_days(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     [memory_id] = await store.save("x")
     expires = (await store.tenant().delete(memory_id, None, etag))["expires_at"]
-    monkeypatch.setattr(writes, "now", lambda: expires)
+    monkeypatch.setattr(changes, "now", lambda: expires)
     with pytest.raises(Expired):
         await store.tenant().restore(memory_id)
-    monkeypatch.setattr(writes, "now", lambda: expires - timedelta(microseconds=1))
+    monkeypatch.setattr(changes, "now", lambda: expires - timedelta(microseconds=1))
     assert (await store.tenant().restore(memory_id))["deleted_at"] is None
 
 

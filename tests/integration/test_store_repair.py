@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from fakes.store import DIM, SPACE, Store, etag, manifests, open_store, row
 from warmstart.errors import DiskFull, StoreUnavailable
 from warmstart.store import predicates as where
-from warmstart.store import repair, table, writes
+from warmstart.store import repair, table, writer
 from warmstart.store.repair import is_whole
 from warmstart.store.table import open_table
 
@@ -86,7 +86,7 @@ async def test_a_group_that_was_not_synced_goes_as_a_whole(tmp_path: Path, monke
     """Many versions of one group: none was answered, so all that were cut short may go."""
     ids = await seeded(tmp_path)
     async with open_store(tmp_path) as store:
-        monkeypatch.setattr(writes, "_sync", lambda *_: None)
+        monkeypatch.setattr(writer, "_sync", lambda *_: None)
         await asyncio.gather(*(store.tenant().edit(i, {"tags": ["lost"]}, None, etag) for i in ids[1:]))
         monkeypatch.undo()
     unsynced = manifests(tmp_path)[: len(ids) - 1]
@@ -431,7 +431,7 @@ async def test_a_sync_that_fails_is_no_answer(
 
     async with open_store(tmp_path) as store:
         with monkeypatch.context() as patched:
-            patched.setattr(writes, "sync_filesystem", fails)
+            patched.setattr(writer, "sync_filesystem", fails)
             with pytest.raises(problem):
                 await store.save("x")
         assert len(await store.save("y")) == 1

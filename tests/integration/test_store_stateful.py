@@ -27,9 +27,9 @@ from fakes.store import DIM, Store, etag, open_store, row
 from warmstart.errors import Conflict, Duplicate, Expired, NotFound, Problem, Stale
 from warmstart.memory import ListRequest
 from warmstart.store import predicates as where
+from warmstart.store.changes import Vector
 from warmstart.store.reads import Inspector, filters_of_list
 from warmstart.store.schema import Row, content_hash, now, title_of
-from warmstart.store.writes import Vector
 
 T = TypeVar("T")
 ACTIVE = [where.active()]

@@ -29,6 +29,7 @@ from warmstart.errors import (
     Stale,
     Unauthorized,
 )
+from warmstart.local_cache import LocalCache
 from warmstart.memory import (
     Batch,
     ContextRequest,
@@ -39,7 +40,6 @@ from warmstart.memory import (
     SearchRequest,
 )
 from warmstart.ratelimit import RateLimiter
-from warmstart.upstash import LocalCache
 
 URL = "http://127.0.0.1:8484"
 NOTE = NewMemory(content="use uv, not pip")

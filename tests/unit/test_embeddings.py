@@ -24,7 +24,7 @@ from warmstart.circuit import FAILURES_TO_OPEN, FIRST_PAUSE_S
 from warmstart.config import Settings
 from warmstart.embeddings import PROBE, Embedder
 from warmstart.errors import CacheUnavailable, EmbeddingError
-from warmstart.upstash import Command, LocalCache
+from warmstart.local_cache import Command, LocalCache
 
 DIM = 16
 BUDGET_S = 5.0

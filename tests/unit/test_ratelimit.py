@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.upstash_server import Mode, UpstashServer
+from warmstart.local_cache import LocalCache
 from warmstart.ratelimit import Allowance, RateLimiter
-from warmstart.upstash import FAILURES_TO_OPEN, OPEN_S, LocalCache, UpstashCache
+from warmstart.upstash import FAILURES_TO_OPEN, OPEN_S, UpstashCache
 
 
 class Clock:

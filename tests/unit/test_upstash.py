@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from fakes.upstash_server import Mode, UpstashServer
 from warmstart.config import load
 from warmstart.errors import CacheUnavailable
-from warmstart.upstash import (
-    ENTRY_OVERHEAD,
-    FAILURES_TO_OPEN,
-    MAX_CHARS,
-    OPEN_S,
-    LocalCache,
-    UpstashCache,
-    open_cache,
-)
+from warmstart.local_cache import ENTRY_OVERHEAD, MAX_CHARS, LocalCache
+from warmstart.upstash import FAILURES_TO_OPEN, OPEN_S, UpstashCache, open_cache
 
 BUDGET_S = 0.25
 

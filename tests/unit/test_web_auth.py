@@ -11,8 +11,8 @@ from fakes.memory_api import KEY, OTHER_KEY, UNLIMITED_KEY, FakeRuntime
 from fakes.web import bearer, serving
 from warmstart.config import Settings
 from warmstart.errors import PROBLEM_BASE, AuthUnavailable, ConfigError
+from warmstart.local_cache import LocalCache
 from warmstart.ratelimit import RateLimiter
-from warmstart.upstash import LocalCache
 from warmstart.web.auth import Clients, LoadLimit, needs_key
 
 WRONG = "ws_sk_" + "x" * 43

@@ -14,7 +14,7 @@ from warmstart.store.reads import Inspector
 from warmstart.store.repair import has_set_aside
 from warmstart.store.schema import TABLE
 from warmstart.store.table import Table, translated
-from warmstart.store.writes import Writer
+from warmstart.store.writer import Writer
 
 log = structlog.get_logger(__name__)
 

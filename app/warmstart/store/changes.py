@@ -1,0 +1,245 @@
+"""What is changed: by a tenant, and by the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import pyarrow as pa
+
+from warmstart.errors import Conflict, Duplicate, Expired, NotFound, Stale
+from warmstart.store import predicates as where
+from warmstart.store.predicates import Predicate
+from warmstart.store.reads import Reader, check_tenant
+from warmstart.store.schema import Row, derived, now, schema, title_of
+from warmstart.store.table import Table
+from warmstart.store.writer import Writer, check_numbers
+
+
+class TenantWriter:
+    """The changes of one tenant."""
+
+    def __init__(self, table: Table, writer: Writer, user_id: str, trash: timedelta) -> None:
+        self._lance = table.lance
+        self._writer = writer
+        self._user_id = user_id
+        self._reader = Reader(table, user_id)
+        self._trash = trash
+
+    async def edit(self, memory_id: str, values: Row, if_match: str | None, etag: Callable[[Row], str]) -> Row:
+        """Set `values` in place. New content recomputes what derives from it and queues its vector anew."""
+
+        async def run() -> Row:
+            row = await self._one(memory_id)
+            if row["deleted_at"] is not None:
+                raise Conflict(f"{memory_id} is in the trash: restore it first", id=memory_id)
+            _check_match(row, if_match, etag)
+            changed = {k: v for k, v in values.items() if row[k] != v}
+            if not changed:
+                return row
+            if "content" in changed and "title" not in values and row["title"] == title_of(row["content"]):
+                changed["title"] = title_of(changed["content"])
+            after = row | changed
+            changed |= derived(after)
+            if changed["content_hash"] != row["content_hash"]:
+                changed |= {"embedding": None, "embedding_status": "queued"}
+            if (changed["content_hash"], after["namespace"]) != (row["content_hash"], row["namespace"]):
+                await self._refuse_second(changed["content_hash"], after["namespace"], memory_id)
+            return await self._update(row, changed)
+
+        return await self._writer.change(run, {self._user_id: [memory_id]})
+
+    async def delete(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> Row:
+        """To the trash; a row that is there already stays as it is."""
+
+        async def run() -> Row:
+            row = await self._one(memory_id)
+            _check_match(row, if_match, etag)
+            if row["deleted_at"] is not None:
+                return row
+            at = now()
+            return await self._update(row, {"deleted_at": at, "expires_at": at + self._trash})
+
+        return await self._writer.change(run, {self._user_id: [memory_id]})
+
+    async def delete_for_good(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> None:
+        async def run() -> None:
+            _check_match(await self._one(memory_id), if_match, etag)
+            await self._lance.delete(self._row(memory_id))
+
+        await self._writer.change(run, {self._user_id: [memory_id]})
+
+    async def restore(self, memory_id: str) -> Row:
+        async def run() -> Row:
+            row = await self._one(memory_id)
+            if row["deleted_at"] is None:
+                return row
+            if row["expires_at"] <= now():
+                raise Expired(f"{memory_id} could be restored until {row['expires_at'].isoformat()}", id=memory_id)
+            await self._refuse_second(row["content_hash"], row["namespace"], memory_id)
+            return await self._update(row, {"deleted_at": None, "expires_at": None})
+
+        return await self._writer.change(run, {self._user_id: [memory_id]})
+
+    async def rename_namespace(self, name: str, to: str) -> int:
+        """How many rows moved, trash included; refused where `to` has any row."""
+
+        async def run() -> int:
+            # counted row by row: a foreign one ends it before anything is changed
+            if not await self._reader.count([where.equals("namespace", name)]):
+                raise NotFound(f"no namespace {name!r}")
+            if await self._reader.count([where.equals("namespace", to)]):
+                raise Conflict(f"the namespace {to!r} exists already; pick another name", field="name")
+            return await self._update_all(where.equals("namespace", name), {"namespace": to, "updated_at": now()})
+
+        return await self._writer.change(run, {self._user_id: None})
+
+    async def delete_namespace(self, name: str) -> int:
+        """How many active rows went to the trash."""
+
+        async def run() -> int:
+            if not await self._reader.count([where.equals("namespace", name)]):
+                raise NotFound(f"no namespace {name!r}")
+            at = now()
+            return await self._update_all(
+                where.equals("namespace", name) & where.active(),
+                {"deleted_at": at, "expires_at": at + self._trash, "updated_at": at},
+            )
+
+        return await self._writer.change(run, {self._user_id: None})
+
+    def _row(self, memory_id: str) -> str:
+        return (where.tenant(self._user_id) & where.equals("id", memory_id)).sql
+
+    async def _one(self, memory_id: str) -> Row:
+        row = (await self._reader.rows([memory_id])).get(memory_id)
+        if row is None:
+            raise NotFound(f"no memory {memory_id}", id=memory_id)
+        return row
+
+    async def _refuse_second(self, content_hash: str, namespace: str, but: str) -> None:
+        same = [
+            where.active(),
+            where.equals("namespace", namespace),
+            where.equals("content_hash", content_hash),
+        ]
+        for row in await self._reader.page(same, "recency", None, 2):
+            if row["id"] != but:
+                raise Duplicate(f"{row['id']} in namespace {namespace!r} has this content already", id=row["id"])
+
+    async def _update(self, row: Row, changed: Row) -> Row:
+        # strictly later than before, so that an ETag never names two states
+        changed["updated_at"] = max(now(), row["updated_at"] + timedelta(microseconds=1))
+        await self._lance.update(where=self._row(row["id"]), updates_sql=_assignments(changed))
+        return {k: v for k, v in (row | changed).items() if k in row}
+
+    async def _update_all(self, rows: Predicate, changed: Row) -> int:
+        result = await self._lance.update(
+            where=(where.tenant(self._user_id) & rows).sql, updates_sql=_assignments(changed)
+        )
+        return int(result.rows_updated)
+
+
+def _check_match(row: Row, if_match: str | None, etag: Callable[[Row], str]) -> None:
+    if if_match and if_match != "*" and etag(row) not in [part.strip() for part in if_match.split(",")]:
+        raise Stale(f"{row['id']} changed since it was read: read it again and repeat the change", id=row["id"])
+
+
+def _assignments(values: Row) -> dict[str, str]:
+    return {column: where.literal(value) for column, value in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A vector for the row `id`, made from the content that has `content_hash`."""
+
+    id: str
+    user_id: str
+    content_hash: str
+    values: Sequence[float]
+
+
+class BackfillWriter:
+    """The worker's changes."""
+
+    def __init__(self, table: Table, writer: Writer, dim: int) -> None:
+        self._table = table
+        self._lance = table.lance
+        self._writer = writer
+        self._dim = dim
+        self._schema = schema(table.space)
+
+    async def set_vectors(self, user_id: str, vectors: Sequence[Vector]) -> list[str]:
+        """Ids whose vector was written: those whose content is still the one that was embedded."""
+        for vector in vectors:
+            check_numbers(vector.values, self._table.space.dim)
+            check_numbers(vector.values, self._dim)
+        made = {v.id: v for v in vectors}
+
+        async def run() -> list[str]:
+            rows = (
+                await self._lance.query()
+                .where(
+                    where.all_of(
+                        [
+                            where.tenant(user_id),
+                            where.one_of("id", sorted(made)),
+                            where.equals("embedding_status", "queued"),
+                        ]
+                    ).sql
+                )
+                .select([f.name for f in self._schema if f.name != "embedding"])
+                .to_arrow()
+            ).to_pylist()
+            check_tenant((r["user_id"] for r in rows), user_id)
+            fresh = [
+                row | {"embedding": list(made[row["id"]].values), "embedding_status": "ready"}
+                for row in rows
+                if row["content_hash"] == made[row["id"]].content_hash
+            ]
+            if fresh:
+                table = pa.Table.from_pylist(fresh, schema=self._schema)
+                await self._lance.merge_insert("id").when_matched_update_all().execute(table)
+            return [row["id"] for row in fresh]
+
+        return await self._writer.change(run, {user_id: sorted(made)})
+
+    async def set_failed(self, user_id: str, hashes: dict[str, str]) -> None:
+        """Give up on the rows `id → content_hash`, where their content is still that."""
+
+        async def run() -> None:
+            await self._lance.update(
+                where=where.all_of(
+                    [
+                        where.tenant(user_id),
+                        where.one_of("id", sorted(hashes)),
+                        where.one_of("content_hash", sorted(set(hashes.values()))),
+                        where.equals("embedding_status", "queued"),
+                    ]
+                ).sql,
+                updates_sql=_assignments({"embedding_status": "failed"}),
+            )
+
+        await self._writer.change(run, {user_id: sorted(hashes)})
+
+    async def retry_failed(self) -> int:
+        """Queue every failed row again; how many."""
+
+        async def run() -> int:
+            result = await self._lance.update(
+                where=where.equals("embedding_status", "failed").sql,
+                updates_sql=_assignments({"embedding_status": "queued"}),
+            )
+            return int(result.rows_updated)
+
+        return await self._writer.change(run, None)
+
+    async def purge(self, ids: Sequence[str], at: datetime) -> None:
+        """Remove the rows of `ids` whose time in the trash is over; one restored meanwhile stays."""
+
+        async def run() -> None:
+            expired = where.is_not_null("deleted_at") & where.compare("expires_at", "<=", at)
+            await self._lance.delete((where.one_of("id", list(ids)) & expired).sql)
+
+        await self._writer.change(run, {})

@@ -1,0 +1,270 @@
+"""Every change to the table.
+
+All changes of a process go through one queue. Its writer takes the lock, looks
+at what other processes committed, checks, writes, syncs the disk once, and only
+then answers everyone in the group: many small saves make one version of the
+table and share one sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import structlog
+
+from warmstart.errors import Problem, StoreUnavailable
+from warmstart.store import predicates as where
+from warmstart.store.journal import Rows, merge
+from warmstart.store.lock import sync_filesystem
+from warmstart.store.reads import check_tenant
+from warmstart.store.repair import mark_synced
+from warmstart.store.schema import Row, schema
+from warmstart.store.table import Table, store_problem
+
+log = structlog.get_logger(__name__)
+
+MAX_PENDING: Final = 1_000
+#: Rows that one group inserts; it also bounds the predicate of the duplicate check.
+MAX_GROUP_ROWS: Final = 500
+#: In a group, changes that each make a version of their own.
+MAX_GROUP_CHANGES: Final = 16
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """`duplicate` of the active row that has this content already, else `id` is new."""
+
+    id: str
+    duplicate: bool
+
+
+@dataclass(slots=True)
+class _Insert:
+    rows: list[Row]
+    done: asyncio.Future[list[Inserted]]
+
+
+@dataclass(slots=True)
+class _Change:
+    run: Callable[[], Awaitable[Any]]
+    touches: Rows | None
+    done: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class _Group:
+    inserts: list[_Insert] = field(default_factory=list)
+    changes: list[_Change] = field(default_factory=list)
+    rows: int = 0
+
+    def full(self) -> bool:
+        return self.rows >= MAX_GROUP_ROWS or len(self.changes) >= MAX_GROUP_CHANGES
+
+    def futures(self) -> list[asyncio.Future[Any]]:
+        return [*(op.done for op in self.inserts), *(op.done for op in self.changes)]
+
+
+class Writer:
+    """The queue and its one coroutine. Callers may be cancelled; a write that began is finished."""
+
+    def __init__(self, table: Table, configured_dim: int, vectors_allowed: bool) -> None:
+        self._table = table
+        self._lance = table.lance
+        self._dim = configured_dim
+        self._vectors_allowed = vectors_allowed
+        self._schema = schema(table.space)
+        self._queue: asyncio.Queue[_Insert | _Change] = asyncio.Queue(MAX_PENDING)
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.wrote = asyncio.Event()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="store-writer")
+
+    async def close(self) -> None:
+        """What was accepted is written first; what comes later is refused."""
+        self._closed = True
+        if self._task:
+            await self._queue.join()
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def insert(self, rows: Sequence[Row]) -> list[Inserted]:
+        """Each row once: a row whose content is active in its tenant and namespace is skipped and reported."""
+        for row in rows:
+            self._check_vector(row)
+        done: asyncio.Future[list[Inserted]] = asyncio.get_running_loop().create_future()
+        return await self._submit(_Insert(list(rows), done), done)
+
+    async def change(self, run: Callable[[], Awaitable[T]], touches: Rows | None) -> T:
+        """Run `run` under the lock, on the newest version; answered after the sync.
+
+        `touches` is for the journal: the rows that are other than before, by
+        tenant (None: any of them), or None: rows of any tenant.
+        """
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        return await self._submit(_Change(run, touches, done), done)
+
+    async def _submit(self, operation: _Insert | _Change, done: asyncio.Future[T]) -> T:
+        if self._closed:
+            raise StoreUnavailable("the service is stopping; nothing was written, try again", retry_after=5)
+        try:
+            self._queue.put_nowait(operation)
+        except asyncio.QueueFull:
+            raise StoreUnavailable(
+                f"{MAX_PENDING} writes are waiting already; nothing was written, try again", retry_after=1
+            ) from None
+        return await asyncio.shield(done)
+
+    def _check_vector(self, row: Row) -> None:
+        vector = row["embedding"]
+        if vector is None:
+            return
+        if not self._vectors_allowed:
+            row.update(embedding=None, embedding_status="queued")
+        else:
+            check_numbers(vector, self._dim)
+
+    # -- the writer's own coroutine
+
+    async def _run(self) -> None:
+        while True:
+            group = _Group()
+            self._take(group, await self._queue.get())
+            while not group.full() and not self._queue.empty():
+                self._take(group, self._queue.get_nowait())
+            try:
+                await self._write(group)
+            except BaseException as error:
+                problem = error if isinstance(error, Problem) else store_problem("write", error)
+                for future in group.futures():
+                    if not future.done():
+                        future.set_exception(problem)
+                        # a caller that went away leaves nobody to look at it
+                        future.exception()
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                for _ in group.futures():
+                    self._queue.task_done()
+
+    @staticmethod
+    def _take(group: _Group, operation: _Insert | _Change) -> None:
+        if isinstance(operation, _Insert):
+            group.inserts.append(operation)
+            group.rows += len(operation.rows)
+        else:
+            group.changes.append(operation)
+
+    async def _write(self, group: _Group) -> None:
+        answers: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
+        touched: dict[str, Sequence[str] | None] | None = {}
+        async with self._table.lock.hold():
+            await self._lance.checkout_latest()  # type: ignore[no-untyped-call]
+            before = await self._lance.version()
+            if group.inserts:
+                rows = [row for op in group.inserts for row in op.rows]
+                touched = _owners(rows)
+                try:
+                    inserted = await self._insert(rows)
+                    for op in group.inserts:
+                        answers.append((op.done, inserted[: len(op.rows)], None))
+                        inserted = inserted[len(op.rows) :]
+                except Exception as error:
+                    answers += [(op.done, None, error) for op in group.inserts]
+            for change in group.changes:
+                if change.touches is None:
+                    touched = None
+                elif touched is not None:
+                    merge(touched, change.touches)
+                try:
+                    answers.append((change.done, await change.run(), None))
+                except Exception as error:
+                    answers.append((change.done, None, error))
+            directory = self._table.directory
+            if directory is not None:
+                after = await self._lance.version()
+                await asyncio.to_thread(_sync, directory, after)
+                if self._table.journal:
+                    self._table.journal.append(before, after, touched if after != before else {})
+        self.wrote.set()
+        for future, answer, failure in answers:
+            if future.done():
+                continue
+            if failure is None:
+                future.set_result(answer)
+            else:
+                future.set_exception(failure if isinstance(failure, Problem) else store_problem("write", failure))
+                future.exception()
+
+    async def _insert(self, rows: list[Row]) -> list[Inserted]:
+        known = await self._active_hashes(rows)
+        fresh: list[Row] = []
+        answers: list[Inserted] = []
+        for row in rows:
+            key = (row["user_id"], row["namespace"], row["content_hash"])
+            if (there := known.get(key)) is not None:
+                answers.append(Inserted(there, True))
+                continue
+            known[key] = row["id"]
+            fresh.append(row)
+            answers.append(Inserted(row["id"], False))
+        if fresh:
+            await self._lance.add(pa.Table.from_pylist(fresh, schema=self._schema))
+        return answers
+
+    async def _active_hashes(self, rows: list[Row]) -> dict[tuple[str, str, str], str]:
+        """(user, namespace, hash) → id of the active rows with these hashes: one query a group."""
+        by_tenant: dict[str, list[Row]] = {}
+        for row in rows:
+            by_tenant.setdefault(row["user_id"], []).append(row)
+        wanted = [
+            where.tenant(user_id)
+            & where.one_of("namespace", sorted({r["namespace"] for r in own}))
+            & where.one_of("content_hash", sorted({r["content_hash"] for r in own}))
+            for user_id, own in by_tenant.items()
+        ]
+        # the hashes stand once more outside the ORs, where the index on them is used
+        hashes = where.one_of("content_hash", sorted({r["content_hash"] for r in rows}))
+        found = await (
+            self._lance.query()
+            .where(where.all_of([hashes, where.active(), where.any_of(wanted)]).sql)
+            .select(["id", "user_id", "namespace", "content_hash"])
+            .to_arrow()
+        )
+        known: dict[tuple[str, str, str], str] = {}
+        for row in found.to_pylist():
+            if row["user_id"] not in by_tenant:
+                check_tenant([row["user_id"]], next(iter(by_tenant)))
+            known[(row["user_id"], row["namespace"], row["content_hash"])] = row["id"]
+        return known
+
+
+def _owners(rows: Sequence[Row]) -> dict[str, Sequence[str] | None]:
+    owned: dict[str, Sequence[str] | None] = {}
+    for row in rows:
+        merge(owned, {row["user_id"]: [row["id"]]})
+    return owned
+
+
+def check_numbers(vector: Sequence[float], width: int) -> None:
+    """Refused before the queue, or one bad vector would fail its whole group."""
+    if len(vector) != width:
+        raise ValueError(f"a vector of {len(vector)} numbers can't go into a table of width {width}")
+    if not all(map(math.isfinite, vector)):
+        raise ValueError("a vector must be of finite numbers")
+
+
+def _sync(directory: Path, version: int) -> None:
+    sync_filesystem(directory)
+    mark_synced(directory, version)
