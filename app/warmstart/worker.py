@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import structlog
@@ -71,6 +71,7 @@ class Worker:
         self._optimized_version = -1
         self._optimized_at = time.monotonic()
         self._reconciled_at = float("-inf")
+        self._reconciled_up_since: datetime | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -271,15 +272,18 @@ class Worker:
     async def reconcile_if_due(self) -> None:
         """Make Postgres agree with the table: after an outage, after a start, and once an hour."""
         bookkeeping = self._runtime.bookkeeping
-        due = bookkeeping.needs_reconcile or time.monotonic() - self._reconciled_at >= RECONCILE_S
+        # what another process could not write during an outage, and forgot when it ended, is known to nobody else
+        outage_over = bookkeeping.healthy and bookkeeping.since != self._reconciled_up_since
+        due = bookkeeping.needs_reconcile or outage_over or time.monotonic() - self._reconciled_at >= RECONCILE_S
         if not due:
             return
+        up_since = bookkeeping.since
         try:
             done = await bookkeeping.reconcile(self._inspector.statuses(), self._runtime.table.space.to_json())
         except WarmstartError as error:
             await self._job_ran("reconcile", str(error))
             raise
-        self._reconciled_at = time.monotonic()
+        self._reconciled_at, self._reconciled_up_since = time.monotonic(), up_since
         await self._job_ran("reconcile", None)
         log.info("worker.reconciled", result=str(done))
 

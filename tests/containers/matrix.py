@@ -108,7 +108,8 @@ class Row:
     @property
     def queues(self) -> bool:
         """What needs the worker waits until the fault is over."""
-        return self.is_certain and self.dependency in ("embeddings", "worker")
+        # a slow provider still serves the worker, who has time
+        return self.is_certain and self.fault != "slow" and self.dependency in ("embeddings", "worker")
 
 
 @dataclass(frozen=True)

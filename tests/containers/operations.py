@@ -46,12 +46,13 @@ class Visitor:
         self.stack, self.key = stack, key
         self.mark = f"zq{uuid.uuid4().hex[:10]}"
         self.namespace = f"matrix-{self.mark}"
+        self.needle = f"zx{uuid.uuid4().hex[:10]}"
         self.http = stack.client(key)
         #: Ids of what must be there at the end, and of what must not.
         self.kept: set[str] = set()
         self.gone: set[str] = set()
         self._lock = threading.Lock()
-        self.found = self._prepare("to be found")
+        self.found = self._prepare(f"to be found {self.needle}")
         self.doomed = self._prepare("to be deleted")
         self.trashed = self._prepare("to be restored")
         self._delete(self.trashed)
@@ -78,6 +79,10 @@ class Visitor:
         # shares words with what the other tenant has
         return {"content": f"Walrus {self.mark} {what} {uuid.uuid4().hex}", "namespace": self.namespace}
 
+    def _query(self) -> dict[str, Any]:
+        """Another one each time, so that no vector is known. Among fifty is what is first in one arm."""
+        return {"query": f"walrus {self.needle} {uuid.uuid4().hex}", "limit": 50}
+
     def _is_kept(self, memory_id: str) -> None:
         with self._lock:
             self.kept.add(memory_id)
@@ -95,7 +100,7 @@ class Visitor:
         return Outcome(answer.status_code, time.monotonic() - started, answer.text)
 
     def search(self) -> Outcome:
-        outcome = self._timed("POST", "/v1/search", json={"query": f"walrus {self.mark} {uuid.uuid4().hex}"})
+        outcome = self._timed("POST", "/v1/search", json=self._query())
         if outcome.status == 200:
             self._found(outcome, json.loads(outcome.body))
         return outcome
@@ -169,7 +174,7 @@ class Visitor:
             saved = await client.call_tool("memory_save", self._memory("saved by MCP"))
             save_s = time.monotonic() - started
             started = time.monotonic()
-            found = await client.call_tool("memory_search", {"query": f"walrus {self.mark} {uuid.uuid4().hex}"})
+            found = await client.call_tool("memory_search", self._query())
             search_s = time.monotonic() - started
         assert not found.is_error, found
         status = 201

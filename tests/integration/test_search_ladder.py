@@ -111,8 +111,9 @@ async def test_a_dead_embedder_leaves_full_text_alone(
 async def test_both_arms_are_hybrid_and_one_found_by_both_is_first(app: App, alice: Tenant) -> None:
     await alice.batch("the walrus eats", "fish live in water", "ice is cold")
     await app.embed_all()
-    answer = await alice.search("the walrus eats")
-    assert (answer["mode"], answer["degraded"]) == ("hybrid", [])
+    # the circuit may still be open from a test before
+    answer = await until(lambda: hybrid(alice, "the walrus eats"), timeout_s=40)
+    assert answer["degraded"] == []
     best = answer["hits"][0]
     assert best["content"] == "the walrus eats"
     assert best["ranks"] == {"vector": 1, "text": 1}
