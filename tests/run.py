@@ -23,7 +23,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: Longest time of a tier without the slow tests, several times what it takes; a hang ends with a stack for each thread.
-TIER_LIMITS_S: Final = {"unit": 300, "integration": 600, "containers": 720}
+TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "containers": 900}
 SLOW_LIMIT_S: Final = 4 * 3600
 #: A single test that takes longer has its stacks shown, and goes on.
 STACKS_AFTER_S: Final = 240
