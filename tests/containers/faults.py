@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,21 +95,20 @@ def impostor(stack: Stack, service: str, fault: str) -> Iterator[None]:
     """Another container answers to the service's name."""
     name = f"{stack.project}-impostor"
     cut(stack, service)
-    real: Sequence[str] = ()
-    if fault == "slow":
-        reconnect(stack, service, named=False)
-        real = (stack.address(service),)
     try:
         command(
             "docker", "run", "--detach", "--rm", "--name", name, "--network", f"{stack.project}_backend",
             "--network-alias", service, "--entrypoint", "python3", build.tag("app"),
-            "-c", IMPOSTOR.read_text(), fault, PORTS[service], *real,
+            "-c", IMPOSTOR.read_text(), fault, PORTS[service], container(stack, service),
         )  # fmt: skip
         wait_until("the impostor listens", lambda: "ready" in command("docker", "logs", name), every_s=0.1)
+        if fault == "slow":
+            # only now: at its old address, old connections to it would live on
+            reconnect(stack, service, named=False)
         yield
     finally:
         command("docker", "rm", "--force", name)
-        if real:
+        if fault == "slow":
             cut(stack, service)
         reconnect(stack, service)
 

@@ -1,4 +1,4 @@
-"""Sits at the address of redis, redis-rest or postgres and is at fault: `impostor.py FAULT PORT [REAL_HOST]`.
+"""Sits at the address of redis, redis-rest or postgres and is at fault: `impostor.py FAULT PORT REAL_HOST`.
 
 Runs in a container of its own, on nothing but the standard library.
 """
@@ -106,7 +106,7 @@ async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, de
     raise ConnectionResetError  # ends the other direction, too
 
 
-async def main(fault: str, port: str, real: str = "") -> None:
+async def main(fault: str, port: str, real: str) -> None:
     impostor = Impostor(fault, port, real)
     server = await asyncio.start_server(impostor.serve, None, int(port))
     print("ready", flush=True)
