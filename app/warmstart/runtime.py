@@ -11,7 +11,6 @@ from typing import Any, Final
 import structlog
 
 from warmstart.config import Settings
-from warmstart.context import count_tokens
 from warmstart.embeddings import Embedder
 from warmstart.errors import EmbeddingError, Problem
 from warmstart.keys import KeyRing
@@ -167,9 +166,6 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         maintenance = Maintenance(table, writer, settings.vector_index_min_rows, settings.version_retention_s)
         search = Search(settings, table, embedder, maintenance)
         stack.push_async_callback(search.close)
-        # the vocabulary takes a second to load: not out of the first context's half
-        warming = asyncio.create_task(asyncio.to_thread(count_tokens, ""))
-        stack.push_async_callback(asyncio.wait, {warming})
         probing = asyncio.create_task(_probe(embedder))
         stack.push_async_callback(asyncio.wait, {probing})
         stack.callback(probing.cancel)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from warmstart import __version__
-from warmstart.context import assemble, entry
+from warmstart.context import assemble, count_tokens, entry
 from warmstart.errors import CacheUnavailable, EmbeddingError, Invalid, NotFound, TenantAssertion
 from warmstart.memory import (
     Batch,
@@ -279,8 +279,11 @@ class MemoryService:
             self._settings.arm_budget_ms / 1000,
         )
         search = SearchRequest(query=request.query, namespace=request.namespace)
-        (hits, outcome), given = await asyncio.gather(
-            self._hits(search, self._settings.default_limit, budget), self._given(request.conversation_id)
+        (hits, outcome), given, _ = await asyncio.gather(
+            self._hits(search, self._settings.default_limit, budget),
+            self._given(request.conversation_id),
+            # the vocabulary takes 90 MB and a moment: had with the first block, while it is searched for
+            asyncio.to_thread(count_tokens, ""),
         )
         for reason in outcome.degraded:
             self._runtime.metrics.degraded("context", reason)
