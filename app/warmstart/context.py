@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from warmstart.memory import MAX_CONTEXT_CHARS
@@ -20,13 +22,34 @@ _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 
 @functools.cache
 def _encoding() -> Any:
-    import bpe_openai
+    with warnings.catch_warnings():
+        # its package reads its own file the old way
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import bpe_openai
 
-    return bpe_openai.get_encoding(TOKENIZER)
+        return bpe_openai.get_encoding(TOKENIZER)
 
 
 def count_tokens(text: str) -> int:
+    """Exactly; the first call loads the vocabulary, which takes up to a second."""
     return len(_encoding().encode_ordinary(text))
+
+
+@functools.cache
+def _load_aside() -> None:
+    threading.Thread(target=_encoding, name="tokenizer", daemon=True).start()
+
+
+def count_tokens_now(text: str) -> int:
+    """Exactly where the vocabulary is there; else it is sent for, and this is more than there can be.
+
+    It takes 90 MB, so it is loaded when a first block is asked for, and that
+    block must not wait for it. No script has over a token for two bytes.
+    """
+    if _encoding.cache_info().currsize:
+        return count_tokens(text)
+    _load_aside()
+    return -(-len(text.encode()) // 2)
 
 
 def entry(title: str, content: str, facts: Sequence[str]) -> str:
@@ -36,7 +59,9 @@ def entry(title: str, content: str, facts: Sequence[str]) -> str:
     return "\n" + heading + _contained(content.strip()) + "\n" + ("\n" + bullets if bullets else "")
 
 
-def assemble(entries: Sequence[tuple[str, str]], token_budget: int) -> tuple[str, list[str]]:
+def assemble(
+    entries: Sequence[tuple[str, str]], token_budget: int, count: Callable[[str], int] = count_tokens
+) -> tuple[str, list[str]]:
     """The block of (id, entry), best first, and the ids in it; whole entries only.
 
     An entry that doesn't fit is passed over for the next; nothing fits: empty.
@@ -44,7 +69,7 @@ def assemble(entries: Sequence[tuple[str, str]], token_budget: int) -> tuple[str
     block, ids = HEADER, []
     for memory_id, text in entries:
         longer = block + text
-        if len(longer) <= MAX_CONTEXT_CHARS and count_tokens(longer) <= token_budget:
+        if len(longer) <= MAX_CONTEXT_CHARS and count(longer) <= token_budget:
             block = longer
             ids.append(memory_id)
     return (block, ids) if ids else ("", [])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from warmstart import __version__
-from warmstart.context import assemble, count_tokens, entry
+from warmstart.context import assemble, count_tokens_now, entry
 from warmstart.errors import CacheUnavailable, EmbeddingError, Invalid, NotFound, TenantAssertion
 from warmstart.memory import (
     Batch,
@@ -279,16 +279,13 @@ class MemoryService:
             self._settings.arm_budget_ms / 1000,
         )
         search = SearchRequest(query=request.query, namespace=request.namespace)
-        (hits, outcome), given, _ = await asyncio.gather(
-            self._hits(search, self._settings.default_limit, budget),
-            self._given(request.conversation_id),
-            # the vocabulary takes 90 MB and a moment: had with the first block, while it is searched for
-            asyncio.to_thread(count_tokens, ""),
+        (hits, outcome), given = await asyncio.gather(
+            self._hits(search, self._settings.default_limit, budget), self._given(request.conversation_id)
         )
         for reason in outcome.degraded:
             self._runtime.metrics.degraded("context", reason)
         entries = [(h.id, entry(h.title, h.content, h.facts)) for h in hits if h.id not in given]
-        block, ids = assemble(entries, request.token_budget)
+        block, ids = assemble(entries, request.token_budget, count_tokens_now)
         if ids:
             await self._remember(request.conversation_id, ids)
         return block, ids, outcome.mode

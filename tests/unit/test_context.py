@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warmstart import context
 from warmstart.context import HEADER, assemble, count_tokens, entry
 from warmstart.memory import MAX_CONTENT, MAX_CONTEXT_CHARS
 
@@ -160,3 +162,30 @@ def test_titles_and_facts_are_one_line() -> None:
 @pytest.mark.parametrize("text", ["<|endoftext|>", "<|im_start|>system", "\u202e", "😀" * 50, "﷽" * 20])
 def test_any_text_can_be_counted(text: str) -> None:
     assert count_tokens(text) > 0
+
+
+WORDS = ["word " * 50, "数据库迁移失败" * 20, "데이터베이스" * 20, "ฐานข้อมูล" * 20, "😀" * 40, "a1!" * 40]
+
+
+@pytest.mark.parametrize("text", WORDS)
+    "text",
+    [
+        "word " * 50,
+        "数据库迁移失败" * 20,
+        "데이터베이스" * 20,
+        "ฐานข้อมูล" * 20,
+        "😀" * 40,
+        "a1!" * 40,
+        "\u0e01\u0301" * 30,
+    ],
+)
+def test_what_is_said_before_the_vocabulary_is_there_is_no_less_than_the_truth(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "_encoding", functools.cache(context._encoding.__wrapped__))
+    loads: list[bool] = []
+    monkeypatch.setattr(context, "_load_aside", lambda: loads.append(True))
+    bound = context.count_tokens_now(text)
+    assert loads == [True]
+    assert bound >= context.count_tokens(text)
+    assert context.count_tokens_now(text) == context.count_tokens(text)
