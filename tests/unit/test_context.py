@@ -164,22 +164,10 @@ def test_any_text_can_be_counted(text: str) -> None:
     assert count_tokens(text) > 0
 
 
-WORDS = ["word " * 50, "数据库迁移失败" * 20, "데이터베이스" * 20, "ฐานข้อมูล" * 20, "😀" * 40, "a1!" * 40]
-
-
-@pytest.mark.parametrize("text", WORDS)
-    "text",
-    [
-        "word " * 50,
-        "数据库迁移失败" * 20,
-        "데이터베이스" * 20,
-        "ฐานข้อมูล" * 20,
-        "😀" * 40,
-        "a1!" * 40,
-        "\u0e01\u0301" * 30,
-    ],
+@pytest.mark.parametrize(
+    "text", ["word " * 50, "数据库迁移失败" * 20, "데이터베이스" * 20, "ฐานข้อมูล" * 20, "😀" * 40, "a1!" * 40]
 )
-def test_what_is_said_before_the_vocabulary_is_there_is_no_less_than_the_truth(
+def test_what_is_counted_before_the_vocabulary_is_there_is_no_less_than_the_truth(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context, "_encoding", functools.cache(context._encoding.__wrapped__))
