@@ -100,8 +100,13 @@ def test_a_container_over_its_memory_limit_comes_back_while_search_goes_on(small
         small_stack.set_fault("memory")
         wait_until("it was started again", lambda: small_stack.inspect("embeddings")["RestartCount"] > before, 60)
         assert deaths(small_stack, "embeddings", began) == ["137"]
-        health = f"http://{small_stack.address('embeddings')}:8080/health"
-        wait_until("it is up", lambda: httpx.get(health, trust_env=False).status_code == 200, 30)
+
+        def is_up() -> bool:
+            # it has no address until it runs again
+            health = f"http://{small_stack.address('embeddings')}:8080/health"
+            return httpx.get(health, trust_env=False).status_code == 200
+
+        wait_until("it is up", is_up, 30)
         hybrid_again(small_stack, small_key)
         count = len(modes)
         wait_until("searches go on", lambda: len(modes) > count + 3)
