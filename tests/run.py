@@ -25,6 +25,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 #: Longest time of a tier without the slow tests, several times what it takes; a hang ends with a stack for each thread.
 TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "containers": 900}
 SLOW_LIMIT_S: Final = 4 * 3600
+#: So many failures of a tier are looked at again, since a shared machine can stand still for seconds; both are told.
+MAX_SECOND_TRIES: Final = 5
 #: A single test that takes longer has its stacks shown, and goes on.
 STACKS_AFTER_S: Final = 240
 #: For pytest to end fixtures and to say which test was interrupted.
@@ -99,6 +101,14 @@ class Runner:
             began = time.monotonic()
             status, note = self._pytest(name, report)
             passed, failed = counts(report)
+            if 0 < failed <= MAX_SECOND_TRIES and not note:
+                print(f"\n== {name}: {failed} failed, and are tried once more, alone", flush=True)
+                report.unlink()
+                status, note = self._pytest(name, report, "--last-failed")
+                again, still = counts(report)
+                if again + still:
+                    note = note or f"{failed} failed at first, {still} again"
+                    passed, failed = passed + failed - still, still
         if status and not failed:  # it ended before it could count: a fault while collecting, or a kill
             failed, note = 1, note or f"pytest ended with {status}"
         self.outcomes.append(Outcome(name, passed, failed, time.monotonic() - began, note))
@@ -114,11 +124,18 @@ class Runner:
             self._not_run(CONTAINERS, f"containers: {lacking}")
         return not lacking
 
-    def _pytest(self, name: str, report: Path) -> tuple[int, str]:
+    def _pytest(self, name: str, report: Path, *options: str) -> tuple[int, str]:
         command = [sys.executable, "-m"]
         if self._coverage and name != CONTAINERS:
             command += ["coverage", "run", "--append", "-m"]
-        command += ["pytest", f"tests/{name}", f"--junitxml={report}", "-o", f"faulthandler_timeout={STACKS_AFTER_S}"]
+        command += [
+            "pytest",
+            f"tests/{name}",
+            *options,
+            f"--junitxml={report}",
+            "-o",
+            f"faulthandler_timeout={STACKS_AFTER_S}",
+        ]
         if self._without:
             command += ["-m", " and ".join(f"not {marker}" for marker in self._without)]
         limit_s = SLOW_LIMIT_S if self._slow else TIER_LIMITS_S[name]
