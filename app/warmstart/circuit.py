@@ -36,10 +36,6 @@ class Circuit:
         self._open_until: float | None = None
         self._trial = False
 
-    @property
-    def closed(self) -> bool:
-        return self._open_until is None
-
     def admit(self) -> Admission | None:
         if self._open_until is None:
             return Admission.NORMAL

@@ -128,6 +128,8 @@ class Worker:
                 pause, self._pause_s = self._pause_s, min(self._pause_s * 2, PAUSE_S[1])
             except Exception as error:
                 log.warning("worker.job.failed", job="backfill", error=str(error)[:300])
+                # what was embedded when the write before it failed is nobody's now: to be taken from the queue again
+                self._in_flight.clear()
                 writing, pause = None, POLL_S
             await asyncio.sleep(pause)
 
@@ -285,6 +287,8 @@ class Worker:
             raise
         self._reconciled_at, self._reconciled_up_since = time.monotonic(), up_since
         await self._job_ran("reconcile", None)
+        for kind in ("inserted", "updated", "deleted"):
+            self._runtime.metrics.reconciled(kind, getattr(done, kind))
         log.info("worker.reconciled", result=str(done))
 
     async def _job_ran(self, name: str, error: str | None) -> None:

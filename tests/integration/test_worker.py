@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from integration.service import App, Tenant, down, until
 from warmstart import worker as worker_module
-from warmstart.errors import EmbeddingError
+from warmstart.errors import EmbeddingError, StoreUnavailable
+from warmstart.store.changes import BackfillWriter
 from warmstart.worker import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -301,6 +302,27 @@ async def test_a_vector_that_comes_too_late_is_not_written(app: App, alice: Tena
     if race == "edit":
         [hit] = (await alice.search("after the edit"))["hits"]
         assert hit["ranks"] == {"vector": 1, "text": 1}
+
+
+async def test_what_was_embedded_while_a_write_failed_is_embedded_again(
+    app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch, no_backoff: None
+) -> None:
+    """The next batch is in hand when the write before it fails: neither may be forgotten."""
+    await alice.batch(*(f"batch of many {i}" for i in range(100)))
+    write, failures = BackfillWriter.set_vectors, [StoreUnavailable("the disk is away")]
+
+    async def fails_first(self: BackfillWriter, *arguments: Any) -> list[str]:
+        if failures:
+            raise failures.pop()
+        return await write(self, *arguments)
+
+    monkeypatch.setattr(BackfillWriter, "set_vectors", fails_first)
+
+    async def ready() -> bool:
+        return set((await statuses(alice)).values()) == {"ready"}
+
+    await run_until(app, ready)
+    assert not failures
 
 
 async def test_an_edit_under_a_worker_at_work_ends_with_the_new_vector(app: App, alice: Tenant) -> None:
