@@ -51,12 +51,15 @@ quality: $(VENV)/.installed-dev ## measure what search finds against each arm al
 lock: $(VENV)/.installed-dev ## bring the lock files up to pyproject.toml (UPGRADE=1: newest versions)
 	@for lock in "requirements.lock --extra server --extra local" \
 	             "requirements-server.lock --extra server --constraint requirements.lock" \
-	             "requirements-dev.lock --all-extras --constraint requirements.lock"; do \
+	             "requirements-dev.lock --all-extras --group pyproject.toml:ops --constraint requirements.lock"; do \
 	  set -- $$lock; output=$$1; shift; \
 	  echo 'setuptools>=77' | $(VENV)/bin/uv pip compile --quiet pyproject.toml - "$$@" $(if $(UPGRADE),--upgrade) \
 	    --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --custom-compile-command 'make lock' --output-file $$output || exit 1; \
 	done
+	@$(VENV)/bin/uv pip compile --quiet --group pyproject.toml:ops --constraint requirements-dev.lock \
+	  --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command 'make lock' --output-file requirements-ops.lock
 	@wheels=$$(mktemp -d) && trap 'rm -rf "$$wheels"' EXIT && \
 	$(PIP) download --quiet --no-deps --require-hashes --only-binary :all: -r requirements.lock -d "$$wheels" && \
 	$(PY) -c "$$SIZES" "$$wheels" requirements.lock
@@ -76,6 +79,10 @@ $(VENV)/.installed: requirements.lock pyproject.toml | $(PY)
 	@sed -n 's/^# first run: //p' requirements.lock
 	@echo "From the package index pip is set up with; into $(CURDIR)/$(VENV), copies in $$($(PIP) cache dir)."
 	@$(INSTALL) requirements.lock && $(LINK) && touch $@
+
+$(VENV)/.installed-ops: requirements-ops.lock | $(PY)
+	@echo "Installing what a deploy needs into $(CURDIR)/$(VENV)"
+	@$(INSTALL) requirements-ops.lock && touch $@
 
 $(VENV)/.installed-dev: requirements-dev.lock pyproject.toml | $(PY)
 	@echo "Installing what tests and checks need into $(CURDIR)/$(VENV) (some 500 MB to download on the first run)"
@@ -99,4 +106,4 @@ lock.write_text(f"# first run: downloads about {download:.0f} MB of Python packa
 endef
 export SIZES
 
--include compose/targets.mk
+-include compose/targets.mk ops/targets.mk tests/vm/targets.mk

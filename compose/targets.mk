@@ -1,6 +1,6 @@
 # The stack in containers. LOCAL=1: on images made of Debian's packages, where no registry is reached.
 
-.PHONY: up down ps logs build-images test-containers pins-verify
+.PHONY: up down ps stack-logs build-images test-containers pins-verify
 
 COMPOSE = docker compose --project-directory compose -f compose/compose.yml \
           $(if $(LOCAL),-f compose/compose.local.yml)
@@ -15,7 +15,7 @@ down: ## stop the stack; its data stays
 ps: ## the stack's containers and their health
 	$(COMPOSE) ps --all
 
-logs: ## follow the stack's logs (SERVICE=api: of one)
+stack-logs: ## follow the stack's logs (SERVICE=api: of one)
 	$(COMPOSE) logs --follow --tail 200 $(SERVICE)
 
 build-images: ## build the images of the container tests (installs and starts the engine on Debian, as root)

@@ -1,0 +1,45 @@
+# One VM. INVENTORY=path names its file; ARGS="…" goes on to the command, whose help is `make deploy ARGS=--help`.
+
+.PHONY: deploy plan status logs ssh exec keys backup restore drill rollback rotate-secrets destroy
+
+INVENTORY ?= ops/inventories/prod.py
+OPS = $(PY) -m ops --inventory $(INVENTORY)
+
+deploy: $(VENV)/.installed-ops ## take the VM of the inventory to this commit (BREAK_LOCK=yes)
+	@$(OPS) deploy $(if $(BREAK_LOCK),--break-lock) $(ARGS)
+
+plan: $(VENV)/.installed-ops ## what a deploy would change
+	@$(OPS) plan $(ARGS)
+
+status: $(VENV)/.installed-ops ## the VM: what runs, and how it is
+	@$(OPS) status $(ARGS)
+
+logs: $(VENV)/.installed-ops ## the VM's logs (SERVICE=api, ARGS=--follow)
+	@$(OPS) logs $(SERVICE) $(ARGS)
+
+ssh: $(VENV)/.installed-ops ## a shell on the VM
+	@$(OPS) ssh
+
+exec: $(VENV)/.installed-ops ## a command on the VM (CMD="df -h")
+	@$(OPS) exec -- $(CMD)
+
+keys: $(VENV)/.installed-ops ## API keys (ARGS="create laptop", "revoke ID"; lists them without)
+	@$(OPS) keys $(ARGS)
+
+backup: $(VENV)/.installed-ops ## take a backup now
+	@$(OPS) backup $(ARGS)
+
+restore: $(VENV)/.installed-ops ## bring the newest backup back (ARGS="--snapshot ID", "--repository URL")
+	@$(OPS) restore $(ARGS)
+
+drill: $(VENV)/.installed-ops ## restore the newest backup aside, and look whether it is whole
+	@$(OPS) drill $(ARGS)
+
+rollback: $(VENV)/.installed-ops ## back to the release before
+	@$(OPS) rollback $(ARGS)
+
+rotate-secrets: $(VENV)/.installed-ops ## new secrets (ARGS="REDIS_PASSWORD" for one of them)
+	@$(OPS) rotate-secrets $(ARGS)
+
+destroy: $(VENV)/.installed-ops ## remove everything from the VM; asks for its name
+	@$(OPS) destroy $(ARGS)
