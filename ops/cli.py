@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from gevent import monkey
 
-from ops import ssh
+from ops import runner, ssh
 from ops.inventory import InventoryError, Target, load
 from ops.source import SourceError, committed
 
@@ -28,7 +26,7 @@ VM_PROGRAM: Final = "warmstart-vm"
 class Failure(click.ClickException):
     def __init__(self, message: str, exit_code: int = FAILED) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc] # click's own way
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -77,11 +75,7 @@ def plan(target: Target, as_json: bool) -> None:
         click.echo(json.dumps(done.record))
 
 
-def _run(target: Target, *, dry: bool, break_lock: bool = False) -> tuple[Any, float]:
-    # paramiko's waits become pyinfra's: as its own command line does it
-    monkey.patch_all()
-    from ops import runner
-
+def _run(target: Target, *, dry: bool, break_lock: bool = False) -> tuple[runner.Deploy, float]:
     began = time.monotonic()
     try:
         made = runner.Deploy(target, committed(), dry=dry, break_lock=break_lock, say=_say)
@@ -105,7 +99,7 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _print_changes(changes: list[Any], word: str) -> None:
+def _print_changes(changes: list[runner.Change], word: str) -> None:
     if changes:
         click.echo(f"\n{len(changes)} {word}:")
     for change in changes:
@@ -157,7 +151,9 @@ def restore(target: Target, arguments: tuple[str, ...], repository: str | None) 
     """Bring the newest backup (or --snapshot ID) back; live data is replaced only with --replace HOST."""
     if not repository:
         _on_vm(target, VM_PROGRAM, "restore", *arguments)
-    password = click.prompt("Password of the repository", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline()
+    password = (
+        click.prompt("Password of the repository", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline()
+    )
     secret = json.dumps({"RESTIC_PASSWORD": str(password).rstrip("\n")}).encode()
     _on_vm(target, VM_PROGRAM, "restore", "--repository", str(repository), *arguments, stdin=secret)
 
@@ -207,8 +203,3 @@ def destroy(target: Target, confirm: str | None, backups: bool) -> None:
     if confirm != target.host:
         raise Failure(f"not confirmed: nothing was done. Give the host's name, {target.host}", REFUSED)
     _on_vm(target, VM_PROGRAM, "destroy", "--confirm", target.host, *(["--backups"] if backups else []))
-
-
-def check_programs() -> None:
-    if missing := [name for name in ("ssh", "git") if not shutil.which(name)]:
-        raise Failure(f"not installed on this machine: {', '.join(missing)}", REFUSED)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import shlex
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import click
+from pyinfra import logger
 from pyinfra.api.command import StringCommand
 from pyinfra.api.config import Config
 from pyinfra.api.connect import connect_all, disconnect_all
@@ -95,14 +99,19 @@ class Deploy:
         }
 
 
-class _Watcher(BaseStateCallback):
-    """Tells of operations while they run, and times them."""
+class _Watcher(BaseStateCallback, logging.Handler):
+    """Tells of operations while they run, times them, and keeps what pyinfra says of faults."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
+        logging.Handler.__init__(self, logging.WARNING)
         self._say = say
+        self.warnings: deque[str] = deque(maxlen=LAST_LINES)
         self._began: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
         self.failed = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.warnings.append(f"    {click.unstyle(record.getMessage())}")
 
     def operation_host_start(self, state: State, host: Host, op_hash: str) -> None:  # type: ignore[override]
         self._began[op_hash] = time.monotonic()
@@ -147,6 +156,8 @@ def run(deploy: Deploy, steps: Sequence[str] = STEPS) -> None:
     with connected(deploy.target) as (state, host):
         watcher = _Watcher(deploy.say)
         state.add_callback_handler(watcher)
+        logger.addHandler(watcher)
+        logger.propagate = False
         lock = importlib.import_module("ops.steps.lock")
         try:
             for name in steps:
@@ -158,6 +169,7 @@ def run(deploy: Deploy, steps: Sequence[str] = STEPS) -> None:
             if not deploy.dry and deploy.changes:
                 _remember(host, deploy)
         finally:
+            logger.removeHandler(watcher)
             if not deploy.dry:
                 lock.release(deploy)
 
@@ -177,7 +189,8 @@ def _run_step(deploy: Deploy, state: State, host: Host, name: str, watcher: _Wat
         run_ops(state)
     except PyinfraError:
         failed = watcher.failed
-        raise DeployError(name, _name(state, failed), _last_lines(state, host, failed)) from None
+        output = _last_lines(state, host, failed) or "\n".join(watcher.warnings)
+        raise DeployError(name, _name(state, failed), output) from None
     finally:
         deploy.changes += [
             Change(name, _name(state, op_hash), round(watcher.seconds.get(op_hash, 0.0), 2))
