@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import struct
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from warmstart.circuit import Circuit
 from warmstart.config import Settings
 from warmstart.embedding_wire import Result, Throttled, Vector, fetch, pack, unpack
 from warmstart.errors import CacheUnavailable, EmbeddingError
+from warmstart.metrics import EmbeddingKind, Metrics
 from warmstart.upstash import Cache
 
 #: Requests under way at once, for queries and for documents each; further ones wait.
@@ -50,9 +52,14 @@ _AWAY: Final = frozenset({"unreachable", "reset", "circuit-open"})
 class _Lane:
     """Queries and documents fail apart: a queue of long documents says nothing about a short query."""
 
+    kind: EmbeddingKind
     prefix: str
     circuit: Circuit
     slots: asyncio.Semaphore
+
+    @classmethod
+    def of(cls, kind: EmbeddingKind, prefix: str) -> _Lane:
+        return cls(kind, prefix, Circuit(kind), asyncio.Semaphore(MAX_REQUESTS))
 
 
 @dataclass(slots=True)
@@ -71,7 +78,9 @@ class Embedder:
         *,
         base_url: str,
         transport: httpx.AsyncBaseTransport | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
+        self._metrics = metrics or Metrics()
         self.space = space = settings.space
         self._settings = settings
         self._cache = cache
@@ -82,8 +91,8 @@ class Embedder:
             headers["authorization"] = f"Bearer {key}"
         # No timeouts of httpx's own: each request stands under the caller's one budget.
         self._http = httpx.AsyncClient(headers=headers, transport=transport, timeout=None)  # noqa: S113
-        self._queries = _Lane(space.query_prefix, Circuit("query"), asyncio.Semaphore(MAX_REQUESTS))
-        self._documents = _Lane(space.doc_prefix, Circuit("document"), asyncio.Semaphore(MAX_REQUESTS))
+        self._queries = _Lane.of("query", space.query_prefix)
+        self._documents = _Lane.of("document", space.doc_prefix)
         self._flights: dict[str, _Flight] = {}
         self._writes: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -257,9 +266,11 @@ class Embedder:
         admission = lane.circuit.admit()
         if admission is None:
             raise EmbeddingError("circuit-open", f"the provider is left alone after {self.reason}")
+        began = time.perf_counter()
         try:
             yield
         except EmbeddingError as error:
+            self._metrics.embedding_failed(lane.kind, error.reason)
             if error.reason in harmless:
                 lane.circuit.released(admission)
                 raise
@@ -273,6 +284,7 @@ class Embedder:
         except BaseException:
             lane.circuit.released(admission)
             raise
+        self._metrics.embedded(lane.kind, time.perf_counter() - began)
         self._trouble = None
         lane.circuit.succeeded()
 

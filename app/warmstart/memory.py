@@ -305,19 +305,37 @@ class Hit(Memory):
     ranks: Ranks
 
 
-class SearchResult(Record):
+class Partial(Record):
+    """An answer of what is back so far, where a migration runs."""
+
+    migrated: float | None = Field(
+        None,
+        exclude_if=lambda share: share is None,
+        description="Only while a migration runs: the share of all memories that are back, 0 to 1.",
+    )
+
+
+class SearchResult(Partial):
     hits: list[Hit]
     mode: Mode
     degraded: list[str]
     took_ms: float
 
 
-class Page(Record):
+class Listing(Partial):
+    degraded: list[str] = Field(
+        default_factory=list,
+        exclude_if=lambda reasons: not reasons,
+        description="Only where something is missing: why.",
+    )
+
+
+class Page(Listing):
     memories: list[Memory]
     next_cursor: str | None = None
 
 
-class Counts(Record):
+class Counts(Listing):
     active: int
     trashed: int
     namespaces: dict[str, int] = Field(description="Active memories by namespace.")
@@ -330,7 +348,7 @@ class NamespaceInfo(Record):
     trashed: int
 
 
-class Namespaces(Record):
+class Namespaces(Listing):
     namespaces: list[NamespaceInfo]
 
 

@@ -63,7 +63,9 @@ class Metrics:
         self._reconciled = counter("worker_reconciled", "Bookkeeping rows put right.", "kind")
 
         self._queued = gauge("queued_memories", "Memories that wait for their vector.")
+        self._queue_age = gauge("queue_age_seconds", "For how long the longest-waiting memory is known to wait.")
         self._failed = gauge("failed_memories", "Memories whose embedding was given up.")
+        self._compaction_lag = gauge("compaction_lag_seconds", "For how long something written waits for compaction.")
         self._unindexed_rows = gauge("unindexed_rows", "Rows an index has not folded in.", "index")
         self._table_versions = gauge("table_versions", "Versions of a table kept on disk.", "table")
         self._dependency_up = gauge("dependency_up", "1 where the dependency answers.", "name")
@@ -129,9 +131,13 @@ class Metrics:
 
     # state
 
-    def set_queue(self, queued: int, failed: int) -> None:
+    def set_queue(self, queued: int, failed: int, age_s: float) -> None:
         self._queued.set(queued)
         self._failed.set(failed)
+        self._queue_age.set(age_s)
+
+    def set_compaction_lag(self, seconds: float) -> None:
+        self._compaction_lag.set(seconds)
 
     def set_unindexed_rows(self, index: str, rows: int) -> None:
         self._unindexed_rows.labels(index).set(rows)

@@ -51,6 +51,8 @@ class Runtime:
         """What is degraded now, and the rung a search would be answered from."""
         degraded = []
         off = self.search.vectors_off
+        if self.table.is_migrating:
+            degraded.append("migrating")
         if off == "space":
             degraded.append("space")
         elif off is None and not self.embedder.healthy:
@@ -61,15 +63,20 @@ class Runtime:
             degraded.append("redis")
         return degraded, "keyword" if off or not self.embedder.healthy else "hybrid"
 
-    def dependencies(self) -> list[dict[str, Any]]:
+    def dependencies(self, share_back: float | None) -> list[dict[str, Any]]:
+        """`share_back`: of the memories, where a migration runs."""
         off = self.search.vectors_off
         embedding: dict[str, Any] = {"name": "embedding"} | _state(self.embedder)
         if off == "disabled":
             embedding |= {"status": "off", "detail": "EMBEDDING_ENABLED is False"}
         elif off == "space":
             embedding |= {"status": "off", "detail": space_mismatch(self.table, self.settings)}
+        elif off == "migrating":
+            embedding |= {"status": "off", "detail": "vectors are made anew once all memories are back"}
         store = {"name": "lancedb", "status": "ok", "detail": ""}
-        if self.table.repaired:
+        if self.table.is_migrating:
+            store["detail"] = migrating(share_back)
+        elif self.table.repaired:
             store["detail"] = "repaired at start; set aside: " + ", ".join(self.table.repaired)
         return [
             store,
@@ -81,18 +88,25 @@ class Runtime:
     async def ready(self) -> tuple[bool, dict[str, Any]]:
         """Whether memories can be served, and what does not work, in words fit for the public."""
         degraded: dict[str, Any] = {}
-        for part in self.dependencies():
+        share = None
+        unreadable = ""
+        try:
+            share = await self.table.share_back()
+            with translated("be read"):
+                await self.table.lance.version()
+        except Problem as error:
+            unreadable = error.detail
+        for part in self.dependencies(share):
             self.metrics.set_dependency(part["name"], part["status"] == "ok")
             if part["status"] == "down":
                 degraded[part["name"]] = "down"
         if self.search.vectors_off == "space":
             degraded["embedding"] = space_mismatch(self.table, self.settings)
-        try:
-            with translated("be read"):
-                await self.table.lance.version()
-        except Problem as error:
+        if unreadable:
             self.metrics.set_dependency("lancedb", False)
-            return False, degraded | {"lancedb": error.detail}
+            return False, degraded | {"lancedb": unreadable}
+        if self.table.is_migrating:
+            degraded["migrating"] = migrating(share)
         return True, degraded
 
 
@@ -102,6 +116,13 @@ def _state(part: Any) -> dict[str, Any]:
         "detail": part.reason or "",
         "since": getattr(part, "since", None),
     }
+
+
+def migrating(share_back: float | None) -> str:
+    """One line on a migration that runs."""
+    if share_back is None:
+        return "a migration runs: the memories are being dumped; all can be read, writes are refused until it ends"
+    return f"a migration runs: {share_back:.0%} of the memories can be read, writes are refused until it ends"
 
 
 def space_mismatch(table: Table, settings: Settings) -> str:
@@ -137,14 +158,14 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         stack.push_async_callback(cache.close)
         table = await open_table(settings.lancedb, settings.space)
         if settings.openai_base_url or not settings.embedding_enabled:
-            embedder = Embedder(settings, cache, base_url=settings.openai_base_url)
+            embedder = Embedder(settings, cache, base_url=settings.openai_base_url, metrics=metrics)
         else:
             from warmstart.local_embedder import LocalEmbedder
 
             local = LocalEmbedder()
             await local.start()
             stack.push_async_callback(local.stop)
-            embedder = Embedder(settings, cache, base_url=local.base_url, transport=local.transport)
+            embedder = Embedder(settings, cache, base_url=local.base_url, transport=local.transport, metrics=metrics)
         stack.push_async_callback(embedder.close)
         dsn = settings.database_url.get_secret_value()
         if not dsn:
@@ -159,8 +180,7 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         keys = KeyRing(bookkeeping, settings.warmstart_home / "keys.json", settings.key_snapshot_max_hours)
         await keys.start()
         stack.push_async_callback(keys.stop)
-        mismatch = settings.embedding_enabled and table.space != settings.space
-        writer = Writer(table, settings.embedding_dim, settings.embedding_enabled and not mismatch)
+        writer = Writer(table, settings.space if settings.embedding_enabled else None)
         writer.start()
         stack.push_async_callback(writer.close)
         maintenance = Maintenance(table, writer, settings.vector_index_min_rows, settings.version_retention_s)
@@ -169,7 +189,9 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         probing = asyncio.create_task(_probe(embedder))
         stack.push_async_callback(asyncio.wait, {probing})
         stack.callback(probing.cancel)
-        if mismatch:
+        if table.is_migrating:
+            log.warning("store.migrating", detail=migrating(await table.share_back()))
+        elif search.vectors_off == "space":
             log.error("store.space", detail=space_mismatch(table, settings))
         yield Runtime(
             settings, metrics, cache, embedder, table, writer, maintenance, search, bookkeeping, keys,

@@ -118,13 +118,16 @@ class Search:
 
     @property
     def vectors_off(self) -> str | None:
-        """Why there is no vector arm at all: `disabled`, `space`, or None."""
+        """Why there is no vector arm, as of the table's last refresh: `migrating`, `disabled`, `space`, or None."""
+        if self._table.migration is not None:
+            return "migrating"
         if not self._settings.embedding_enabled:
             return "disabled"
         return "space" if self._table.space != self._settings.space else None
 
     async def run(self, user_id: str, request: SearchRequest, budget: Budget) -> Outcome:
         """Raises TenantAssertion, and nothing else that a rung can answer."""
+        await self._table.refresh()
         reader = Reader(self._table, user_id)
         deadline = time.monotonic() + budget.total
         asked = _Asked(user_id, reader, request.query, filters_of(request), budget, deadline)
@@ -135,8 +138,9 @@ class Search:
             vector.add_done_callback(_looked_at)
         await asyncio.wait([t for t in (text, vector) if t is not None], timeout=asked.left)
         texts, vectors = _settle(text, outcome), _settle(vector, outcome)
-        if self.vectors_off == "space":
-            outcome.degrade("space")
+        await self._table.refresh()
+        if self.vectors_off in ("space", "migrating"):
+            outcome.degrade(self.vectors_off)
 
         if vectors is None and not texts:
             await self._scan(asked)
@@ -199,6 +203,9 @@ class Search:
             values = await self._embedder.embed_query(asked.query, asked.budget.embedding)
         except EmbeddingError as error:
             raise _ArmFailed("embedding", str(error)) from error
+        await self._table.refresh()
+        if reason := self.vectors_off:  # meanwhile the table became one of another space
+            raise _ArmFailed(reason, "the table's vectors are of another space by now")
         return await self._spawn(self._nearest(asked, values), asked, "vector")
 
     async def _nearest(self, asked: _Asked, values: Sequence[float]) -> list[Candidate]:

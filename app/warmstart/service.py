@@ -9,14 +9,15 @@ import builtins
 import hashlib
 import json
 import time
+from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
 from warmstart import __version__
 from warmstart.context import assemble, count_tokens_now, entry
-from warmstart.errors import CacheUnavailable, EmbeddingError, Invalid, NotFound, TenantAssertion
+from warmstart.errors import CacheUnavailable, EmbeddingError, Invalid, Migrating, NotFound, TenantAssertion
 from warmstart.memory import (
     Batch,
     BatchItem,
@@ -48,6 +49,7 @@ from warmstart.store.changes import TenantWriter
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Order, Reader, filters_of_list
 from warmstart.store.schema import Row, as_float32, encode_metadata, now, row_of
+from warmstart.store.table import MIGRATING_RETRY_S
 
 if TYPE_CHECKING:
     from warmstart.runtime import Runtime
@@ -56,6 +58,8 @@ log = structlog.get_logger(__name__)
 
 #: How long a conversation's memories are not given again.
 CONVERSATION_TTL_S: Final = 24 * 3600
+
+T = TypeVar("T")
 
 
 def to_memory(row: Row) -> Memory:
@@ -169,10 +173,31 @@ class MemoryService:
         return to_memory(await self._row(memory_id))
 
     async def _row(self, memory_id: str) -> Row:
-        row = (await self._reader.rows([memory_id])).get(memory_id)
+        (row, partial) = await self._told(self._one(memory_id))
+        if row is None and partial:
+            raise Migrating(
+                "a migration runs, and this memory is not among those that are back; try again",
+                retry_after=MIGRATING_RETRY_S,
+            )
         if row is None:
             raise NotFound(f"no memory {memory_id}", id=memory_id)
         return row
+
+    async def _one(self, memory_id: str) -> Row | None:
+        return (await self._reader.rows([memory_id])).get(memory_id)
+
+    async def _told(self, read: Coroutine[Any, Any, T]) -> tuple[T, dict[str, Any]]:
+        """What `read` gives, and what its answer says of a migration that ran before it or after it."""
+        table = self._runtime.table
+        try:
+            before = await table.share_back()
+        except BaseException:
+            read.close()
+            raise
+        found = await read
+        share = await table.share_back()
+        share = before if share is None else share
+        return found, {} if share is None else {"degraded": ["migrating"], "migrated": share}
 
     async def list(self, request: ListRequest) -> Page:
         return await self._page(filters_of_list(request), "recency", request, request.cursor, request.limit)
@@ -195,15 +220,20 @@ class MemoryService:
     ) -> Page:
         query = request.model_dump_json(exclude={"cursor", "limit"})
         after = _decode_cursor(cursor, query, order) if cursor else None
-        rows = await self._reader.page(filters, order, after, limit + 1)
+        rows, partial = await self._told(self._reader.page(filters, order, after, limit + 1))
         more = len(rows) > limit
         rows = rows[:limit]
         return Page(
             memories=[to_memory(row) for row in rows],
             next_cursor=_encode_cursor(rows[-1], query, order) if more else None,
+            **partial,
         )
 
     async def counts(self) -> Counts:
+        found, partial = await self._told(self._counts())
+        return found.model_copy(update=partial)
+
+    async def _counts(self) -> Counts:
         groups = await self._reader.group(["namespace", "type"], [where.active()])
         namespaces: dict[str, int] = {}
         types: dict[str, int] = {}
@@ -214,6 +244,10 @@ class MemoryService:
         return Counts(active=sum(types.values()), trashed=trashed, namespaces=namespaces, types=types)
 
     async def namespaces(self) -> Namespaces:
+        found, partial = await self._told(self._namespaces())
+        return found.model_copy(update=partial)
+
+    async def _namespaces(self) -> Namespaces:
         active = await self._reader.group(["namespace"], [where.active()])
         trashed = await self._reader.group(["namespace"], [where.is_not_null("deleted_at")])
         return Namespaces(
@@ -236,7 +270,19 @@ class MemoryService:
         self._runtime.metrics.search(outcome.mode, took)
         for reason in outcome.degraded:
             self._runtime.metrics.degraded("search", reason)
-        return SearchResult(hits=hits, mode=outcome.mode, degraded=outcome.degraded, took_ms=round(took * 1000, 3))
+        return SearchResult(
+            hits=hits,
+            mode=outcome.mode,
+            degraded=outcome.degraded,
+            migrated=await self._share_back(outcome),
+            took_ms=round(took * 1000, 3),
+        )
+
+    async def _share_back(self, outcome: Outcome) -> float | None:
+        if "migrating" not in outcome.degraded:
+            return None
+        share = await self._runtime.table.share_back()
+        return 1.0 if share is None else share  # None: it ended this moment
 
     async def _hits(self, request: SearchRequest, limit: int, budget: Budget) -> tuple[builtins.list[Hit], Outcome]:
         outcome = await self._runtime.search.run(self._user_id, request, budget)
@@ -317,6 +363,7 @@ class MemoryService:
 
     async def health(self) -> Health:
         runtime = self._runtime
+        share = await runtime.table.share_back()
         degraded, mode = runtime.rung()
         active = where.active()
         queued = await self._reader.count([where.equals("embedding_status", "queued"), active])
@@ -326,7 +373,7 @@ class MemoryService:
             status="degraded" if degraded else "ok",
             mode=mode,
             degraded=degraded,
-            dependencies=[DependencyHealth(**d) for d in runtime.dependencies()],
+            dependencies=[DependencyHealth(**d) for d in runtime.dependencies(share)],
             queued=queued,
             failed=failed,
             unindexed_rows=state.unindexed_rows,

@@ -28,6 +28,8 @@ from warmstart.store.schema import TABLE, Row, now
 log = structlog.get_logger(__name__)
 
 POLL_S: Final = 1.0
+#: How often jobs look whether a migration is over.
+MIGRATING_POLL_S: Final = 5.0
 STUCK_S: Final = 180.0
 #: Time for one batch; a provider that is slow for queries may still serve this.
 EMBED_TIMEOUT_S: Final = 60.0
@@ -70,8 +72,13 @@ class Worker:
         self._turned_at = time.monotonic()
         self._optimized_version = -1
         self._optimized_at = time.monotonic()
+        #: A memory that waited longest when it was first seen, and since when it is known to wait.
+        self._waiter: str | None = None
+        self._waiter_since = 0.0
+        self._uncompacted_since: float | None = None
         self._reconciled_at = float("-inf")
         self._reconciled_up_since: datetime | None = None
+        self._migrating = False
 
     @property
     def is_alive(self) -> bool:
@@ -93,13 +100,28 @@ class Worker:
 
     async def _every(self, name: str, every_s: float, job: Callable[[], Awaitable[object]]) -> None:
         while True:
+            pause = every_s
             try:
-                await job()
+                if await self._is_migrating():
+                    pause = min(every_s, MIGRATING_POLL_S)
+                else:
+                    await job()
             except BookkeepingUnavailable:
                 pass  # said once by the bookkeeping itself
             except Exception as error:
                 log.warning("worker.job.failed", job=name, error=str(error)[:300])
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(pause)
+
+    async def _is_migrating(self) -> bool:
+        """While a migration runs nothing may be written, and bookkeeping must not follow a table that is half back."""
+        table = self._runtime.table
+        await table.refresh()
+        migrating = table.is_migrating
+        if migrating != self._migrating:
+            self._migrating = migrating
+            self._reconciled_at = float("-inf")  # the status rows are all other ones afterwards
+            log.info("worker.migration", running=migrating)
+        return migrating
 
     # -- backfill
 
@@ -111,7 +133,7 @@ class Worker:
             wrote.clear()
             pause = 0.0
             try:
-                batch = await self._next_batch()
+                batch = None if await self._is_migrating() else await self._next_batch()
                 answers = await self._embed(batch) if batch else []
                 if writing:
                     await writing
@@ -245,13 +267,14 @@ class Worker:
     async def compact_if_due(self) -> None:
         maintenance = self._runtime.maintenance
         state = await maintenance.state()
-        await self._measure(state)
         written = state.version != self._optimized_version
+        await self._measure(state, written=written)
         late = time.monotonic() - self._optimized_at >= self._settings.optimize_after_s
         if not written or (state.small_fragments < MAX_SMALL_FRAGMENTS and not late):
             return
         seconds = await maintenance.optimize()
         self._optimized_at = time.monotonic()
+        self._uncompacted_since = None
         self._optimized_version = (await maintenance.state()).version
         self._runtime.metrics.optimized(TABLE, seconds)
         log.info("worker.optimized", seconds=round(seconds, 3), fragments=state.fragments, rows=state.rows)
@@ -259,15 +282,26 @@ class Worker:
             self._optimized_version = (await maintenance.state()).version
             log.info("worker.vector_index", action=done)
 
-    async def _measure(self, state: TableState) -> None:
+    async def _measure(self, state: TableState, *, written: bool) -> None:
         metrics = self._runtime.metrics
+        if not written:
+            self._uncompacted_since = None
+        elif self._uncompacted_since is None:
+            self._uncompacted_since = time.monotonic()
+        metrics.set_compaction_lag(time.monotonic() - self._uncompacted_since if self._uncompacted_since else 0.0)
         queued, failed = [
             await self._inspector.count(where.equals("embedding_status", status), where.active())
             for status in ("queued", "failed")
         ]
-        metrics.set_queue(queued, failed)
+        metrics.set_queue(queued, failed, await self._queue_age())
         metrics.set_unindexed_rows("search_text", state.unindexed_rows)
         metrics.set_table_versions(TABLE, state.versions)
+
+    async def _queue_age(self) -> float:
+        """By this process's clock: the times in a row may be those of an import."""
+        if self._waiter is None or not await self._inspector.is_queued(self._waiter):
+            self._waiter, self._waiter_since = await self._inspector.oldest_queued(), time.monotonic()
+        return time.monotonic() - self._waiter_since if self._waiter else 0.0
 
     # -- bookkeeping
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,16 +208,16 @@ def tag(name: str) -> str:
     return f"{PREFIX}/{name}:{SUITE}"
 
 
-def content_label(name: str) -> str:
-    """The label of the image of that tag; empty where there is none."""
+def content_label(image: str) -> str:
+    """What that image says of its content; empty where there is none."""
     try:
-        [found] = json.loads(run("docker", "image", "inspect", tag(name), timeout_s=30))
+        [found] = json.loads(run("docker", "image", "inspect", image, timeout_s=30))
     except BuildError:
         return ""
     return str((found["Config"].get("Labels") or {}).get(LABEL, ""))
 
 
-def _hash(*parts: str | Path) -> str:
+def content_hash(*parts: str | Path) -> str:
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
@@ -231,21 +231,32 @@ def _hash(*parts: str | Path) -> str:
 
 
 def build_base() -> None:
-    wanted = _hash("base", SUITE, *BASE_PACKAGES, *MMDEBSTRAP)
-    if content_label("base") == wanted:
+    wanted = content_hash("base", SUITE, *BASE_PACKAGES, *MMDEBSTRAP)
+    options = (*MMDEBSTRAP, f"--include={','.join(BASE_PACKAGES)}")
+    import_debian(tag("base"), wanted, options, filter(None, [mirror()]), ['CMD ["bash"]'])
+
+
+def import_debian(
+    image: str, wanted: str, options: Iterable[str], sources: Iterable[str], changes: Iterable[str]
+) -> None:
+    """Makes that image with mmdebstrap, from these lines of sources.list, where there is none of the wanted content."""
+    if content_label(image) == wanted:
         return
-    with step(f"image base (Debian {SUITE})"), tempfile.TemporaryDirectory(dir=CACHE) as name:
-        tar = Path(name) / "base.tar"
+    before = _image_id(image)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with step(f"image {image} (Debian {SUITE})"), tempfile.TemporaryDirectory(dir=CACHE) as name:
+        tar = Path(name) / "root.tar"
         # by way of a file: an import from a pipe takes half an image for a whole one
-        run("mmdebstrap", *MMDEBSTRAP, f"--include={','.join(BASE_PACKAGES)}", SUITE, tar, *filter(None, [mirror()]))
-        changes = ['CMD ["bash"]', f"LABEL {LABEL}={wanted}"]
-        run("docker", "import", *(word for change in changes for word in ("-c", change)), tar, tag("base"))
+        run("mmdebstrap", *options, SUITE, tar, *sources)
+        words = [word for change in (*changes, f"LABEL {LABEL}={wanted}") for word in ("-c", change)]
+        run("docker", "import", *words, tar, image)
+    _remove_replaced(before, image)
 
 
 def download_wheels() -> None:
     """All packages of the image, and the model's, for the Python of the base, checked against the locks."""
     model = _model_lock()
-    wanted = _hash(ROOT / "requirements-server.lock", model, content_label("base"))
+    wanted = content_hash(ROOT / "requirements-server.lock", model, content_label(tag("base")))
     marker = WHEELS / ".content"
     if marker.exists() and marker.read_text() == wanted:
         return
@@ -306,9 +317,9 @@ def _tei() -> Image:
 
 
 def build_image(image: Image) -> None:
-    parents = [content_label(parent) for parent in image.parents]
-    wanted = _hash(*image.sources, json.dumps(dict(image.args)), *parents)
-    if content_label(image.name) == wanted:
+    parents = [content_label(tag(parent)) for parent in image.parents]
+    wanted = content_hash(*image.sources, json.dumps(dict(image.args)), *parents)
+    if content_label(image.tag) == wanted:
         return
     before = _image_id(image.tag)
     args = {"BASE": tag("base"), **image.args}
@@ -319,9 +330,12 @@ def build_image(image: Image) -> None:
             *(word for name, value in args.items() for word in ("--build-arg", f"{name}={value}")),
             image.folder,
         )  # fmt: skip
+    _remove_replaced(before, image.tag)
 
-    if before and before != _image_id(image.tag):
-        # replaced ones fill a disk; one that a container still has stays
+
+def _remove_replaced(before: str, image: str) -> None:
+    """Replaced ones fill a disk; one that a container or another image still has stays."""
+    if before and before != _image_id(image):
         works("docker", "image", "rm", before)
 
 
@@ -338,7 +352,7 @@ def build_images() -> None:
     build_base()
     download_wheels()
     build_image(_app())
-    for name in ("redis", "caddy", "postgres"):
+    for name in ("redis", "caddy", "postgres", "prometheus", "alertmanager"):
         build_image(_server(name))
     build_image(_tei())
 

@@ -51,7 +51,7 @@ class Store:
 @asynccontextmanager
 async def open_store(directory: Path, *, vectors: bool = True) -> AsyncIterator[Store]:
     table = await open_table(str(directory), SPACE)
-    writer = Writer(table, DIM, vectors)
+    writer = Writer(table, SPACE if vectors else None)
     writer.start()
     try:
         yield Store(table, writer)

@@ -834,7 +834,7 @@ async def test_the_nearest_are_those_of_the_table(tmp_path: Path, dim: int) -> N
     """Random rows, some without a vector, many equal, some of zeros."""
     space = Space("test-model", "1", dim, "", "")
     table = await open_table(str(tmp_path), space)
-    writer = Writer(table, dim, True)
+    writer = Writer(table, space)
     writer.start()
     rng = np.random.default_rng(dim)
     kinds = rng.standard_normal((12, dim)).astype(np.float32)

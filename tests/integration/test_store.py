@@ -862,7 +862,7 @@ async def test_who_waits_too_long_for_the_lock_is_told(tmp_path: Path, monkeypat
     monkeypatch.setattr(locks, "LOCK_TIMEOUT_S", 0.2)
     table = await open_table(str(tmp_path), SPACE)
     table.lock = FileLock(tmp_path, timeout_s=0.2)
-    writer = Writer(table, DIM, True)
+    writer = Writer(table, SPACE)
     writer.start()
     async with FileLock(tmp_path).hold():
         started = time.monotonic()

@@ -379,6 +379,28 @@ async def test_compaction_comes_while_writes_do(app: App, alice: Tenant, monkeyp
     assert app.metric("worker_optimize_seconds_count", table="memories") >= 1
 
 
+async def test_what_waits_is_measured(app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For how long by the worker's own clock: what was imported may be years old."""
+    clock = time.monotonic() + 1_000
+    monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=lambda: clock))
+    worker = Worker(app.runtime)
+    await alice.batch("waits for its vector")
+    await worker.compact_if_due()
+    assert app.metric("queue_age_seconds") == 0
+    assert app.metric("compaction_lag_seconds") == 0
+    clock += 100
+    await alice.batch("and another")
+    await worker.compact_if_due()
+    assert app.metric("queue_age_seconds") == 100
+    assert app.metric("compaction_lag_seconds") == 100
+    await app.embed_all()
+    clock += app.runtime.settings.optimize_after_s
+    await worker.compact_if_due()
+    assert app.metric("queue_age_seconds") == 0
+    await worker.compact_if_due()
+    assert app.metric("compaction_lag_seconds") == 0
+
+
 async def test_a_job_that_fails_is_tried_again(app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "SWEEP_S", 0.05)
     calls = 0

@@ -95,6 +95,10 @@ def test_client_commands_and_mcp_import_no_server_package() -> None:
         (["nonsense"], "No such command"),
         (["serve", "--port", "70000"], "PORT"),
         (["redis-rest"], "UPSTASH_REDIS_REST_TOKEN"),
+        (["smoke"], "--url"),
+        (["smoke", "--url", "http://127.0.0.1:9"], "WARMSTART_API_KEY"),
+        (["smoke", "--url", "http://127.0.0.1:9", "--timeout", "0"], "--timeout"),
+        (["store", "inventory", "--against", "/no/such/file"], "--against /no/such/file"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -103,6 +107,21 @@ def test_bad_input_is_refused_before_anything_starts(arguments: list[str], said:
     assert said in result.stderr
     assert "Traceback" not in result.output
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "memory.example.org"], "--url memory.example.org must be like https://"),
+        (["--url", "https://memory.example.org", "--ca-file", __file__], "must be a PEM file of certificates"),
+    ],
+)
+def test_smoke_refuses_what_leads_nowhere(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMSTART_API_KEY", "ws_sk_" + "x" * 43)
+    result = run("smoke", *arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert "xxx" not in result.output
 
 
 def test_all_config_faults_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +145,7 @@ def test_stdin_is_bounded_and_must_be_text() -> None:
 def test_root_is_refused_and_nothing_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.delenv("WARMSTART_ALLOW_ROOT", raising=False)
-    for command in (["serve"], ["worker"], ["keys", "list"], ["tenants", "list"]):
+    for command in (["serve"], ["worker"], ["keys", "list"], ["tenants", "list"], ["database", "check"]):
         result = run(*command)
         assert result.exit_code == 1, result.output
         assert result.stderr.count("\n") == 1

@@ -25,6 +25,7 @@ from warmstart.config import Settings
 from warmstart.embeddings import PROBE, Embedder
 from warmstart.errors import CacheUnavailable, EmbeddingError
 from warmstart.local_cache import Command, LocalCache
+from warmstart.metrics import Metrics
 
 DIM = 16
 BUDGET_S = 5.0
@@ -132,6 +133,23 @@ async def test_it_brings_its_own_transport(provider: FakeProvider, cache: SpiedC
     embedder = Embedder(Settings(embedding_dim=DIM), cache, base_url=provider.url + "/")
     assert len(await embedder.embed_query("a", BUDGET_S)) == DIM
     await embedder.close()
+
+
+async def test_each_request_is_timed_or_counted_by_what_went_wrong(provider: FakeProvider, cache: SpiedCache) -> None:
+    metrics = Metrics()
+    embedder = Embedder(Settings(embedding_dim=DIM), cache, base_url=provider.url, metrics=metrics)
+    await embedder.embed_query("a", BUDGET_S)
+    await embedder.embed_documents(["a", "b"], BUDGET_S)
+    provider.mode = "status-503"
+    assert await reason_of(embedder.embed_query("b", BUDGET_S)) == "status-503"
+    await embedder.close()
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"warmstart_{name}", labels)
+
+    assert value("embedding_seconds_count", kind="query") == 1
+    assert value("embedding_seconds_count", kind="document") == 1
+    assert value("embedding_failures_total", kind="query", reason="status-503") == 1
 
 
 async def test_batches_are_split_at_the_limit_and_come_back_in_order(make: Make, provider: FakeProvider) -> None:

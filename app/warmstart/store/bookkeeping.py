@@ -31,6 +31,7 @@ from warmstart.store.outbox import (
 AUDIT_DAYS: Final = 90
 EVENT_DAYS: Final = 30
 PURGE_BATCH: Final = 5_000
+RESET_BATCH: Final = 5_000
 KEY_PREFIX: Final = "ws_sk_"
 SHOWN_CHARS: Final = len(KEY_PREFIX) + 4
 
@@ -108,6 +109,12 @@ class Bookkeeping(Outbox):
         if dropped == self.dropped:
             self.needs_reconcile = False
         return done
+
+    async def reset_statuses(self) -> int:
+        """Queues up to RESET_BATCH memories anew, none of whose vectors are there any more; how many it were."""
+        async with self.connection() as conn:
+            done = await conn.execute(_RESET_STATUSES, (RESET_BATCH,))
+            return done.rowcount
 
     async def status_counts(self, user_id: str) -> dict[str, int]:
         async with self.connection() as conn:
@@ -241,6 +248,11 @@ _ACTIVE_KEYS: Final = "SELECT hash, id AS key_id, tenant_id, unlimited FROM api_
 _FINGERPRINT: Final = (
     "SELECT count(*) || ':' || coalesce(sum(hashtextextended(hash || id || tenant_id || unlimited, 0)), 0)"
     " AS fingerprint FROM api_keys WHERE revoked_at IS NULL"
+)
+_RESET_STATUSES: Final = (
+    "UPDATE memory_status SET status = 'queued', attempts = 0, next_attempt_at = NULL, reason = NULL, space = NULL,"
+    " updated_at = now() WHERE memory_id IN (SELECT memory_id FROM memory_status WHERE status <> 'queued'"
+    " OR attempts <> 0 OR next_attempt_at IS NOT NULL OR reason IS NOT NULL OR space IS NOT NULL LIMIT %s)"
 )
 _PURGE_AUDIT: Final = (
     "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE at < now() - make_interval(days => %s) LIMIT %s)"

@@ -168,7 +168,6 @@ class BackfillWriter:
         self._lance = table.lance
         self._writer = writer
         self._dim = dim
-        self._schema = schema(table.space)
 
     async def set_vectors(self, user_id: str, vectors: Sequence[Vector]) -> list[str]:
         """Ids whose vector was written: those whose content is still the one that was embedded."""
@@ -178,6 +177,9 @@ class BackfillWriter:
         made = {v.id: v for v in vectors}
 
         async def run() -> list[str]:
+            if not self._writer.takes_vectors:
+                return []  # they were made before a migration that is over by now
+            shape = schema(self._table.space)
             rows = (
                 await self._lance.query()
                 .where(
@@ -189,7 +191,7 @@ class BackfillWriter:
                         ]
                     ).sql
                 )
-                .select([f.name for f in self._schema if f.name != "embedding"])
+                .select([f.name for f in shape if f.name != "embedding"])
                 .to_arrow()
             ).to_pylist()
             check_tenant((r["user_id"] for r in rows), user_id)
@@ -199,7 +201,7 @@ class BackfillWriter:
                 if row["content_hash"] == made[row["id"]].content_hash
             ]
             if fresh:
-                table = pa.Table.from_pylist(fresh, schema=self._schema)
+                table = pa.Table.from_pylist(fresh, schema=shape)
                 await self._lance.merge_insert("id").when_matched_update_all().execute(table)
             return [row["id"] for row in fresh]
 

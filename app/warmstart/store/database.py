@@ -30,7 +30,6 @@ T = TypeVar("T")
 #: The longest any call waits for Postgres, connecting included.
 CALL_BUDGET_S: Final = 2.0
 OPEN_BUDGET_S: Final = 3.0
-MIGRATE_BUDGET_S: Final = 60.0
 FIRST_RETRY_S: Final = 1.0
 #: A revocation must reach every process 10 s after Postgres is back, so no longer than this.
 LAST_RETRY_S: Final = 5.0
@@ -101,21 +100,29 @@ class Database:
         if self._closing:
             await asyncio.wait(list(self._closing), timeout=CLOSE_BUDGET_S)
 
-    async def migrate(self) -> None:
-        """Applies what the database lacks; `open` does it too."""
-        try:
+    async def migrate(self) -> list[migrations.Migration]:
+        """Applies what the database lacks, and answers what that was; `open` does it too.
+
+        Raises ConfigError, MigrationFailed or BookkeepingUnavailable.
+        """
+        async with self.direct() as conn:
             async with asyncio.timeout(CALL_BUDGET_S):
-                conn = await self._connect()
-            async with conn:
-                async with asyncio.timeout(CALL_BUDGET_S):
-                    todo = await migrations.pending(conn, migrations.shipped())
-                if todo:
-                    async with asyncio.timeout(MIGRATE_BUDGET_S):
-                        await migrations.migrate(conn, migrations.shipped())
-        except TimeoutError:
-            raise BookkeepingUnavailable("Postgres does not answer") from None
-        except psycopg.Error as error:
-            raise BookkeepingUnavailable(_line(error)) from None
+                found = await migrations.state(conn, migrations.shipped())
+            found.check()
+            if found.newer:
+                log.info("bookkeeping.schema.newer", schema=found.schema, known=found.known, compatible=True)
+            if not found.pending:
+                return []
+            async with asyncio.timeout(migrations.MIGRATE_BUDGET_S):
+                made = await migrations.migrate(conn, migrations.shipped())
+        for migration in made:
+            log.info("bookkeeping.migrated", migration=str(migration), compatible=not migration.incompatible)
+        return made
+
+    async def schema(self) -> migrations.State:
+        """The database's schema as this release sees it; works without `open`, and changes nothing."""
+        async with self.direct() as conn, asyncio.timeout(CALL_BUDGET_S):
+            return await migrations.state(conn, migrations.shipped())
 
     @asynccontextmanager
     async def connection(self, budget_s: float = CALL_BUDGET_S) -> AsyncIterator[Connection]:
@@ -139,9 +146,15 @@ class Database:
 
     @asynccontextmanager
     async def unbounded_connection(self) -> AsyncIterator[Connection]:
-        """A connection of its own for long work, whose steps the caller bounds."""
+        """`direct` for long work, where Postgres is known to answer."""
         if self._pool is None:
             raise BookkeepingUnavailable(self.reason)
+        async with self.direct() as conn:
+            yield conn
+
+    @asynccontextmanager
+    async def direct(self) -> AsyncIterator[Connection]:
+        """A connection of its own, of which the caller bounds each use; works without `open`."""
         try:
             async with asyncio.timeout(CALL_BUDGET_S):
                 conn = await self._connect()

@@ -24,7 +24,7 @@ MAX_SMALL_FRAGMENTS: Final = 100
 MAX_INDEX_SEGMENTS: Final = 15
 #: Versions keep their own time; who removes orphans holds the lock, so no writer is at work on one.
 _ORPHAN_AGE: Final = timedelta(days=7)
-_VECTOR_INDEX: Final = "embedding_idx"
+VECTOR_INDEX: Final = "embedding_idx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,6 @@ class Maintenance:
     async def _vector_segments(self) -> int | None:
         with translated("read its indices"):
             for index in await self._lance.list_indices():
-                if index.name == _VECTOR_INDEX:
+                if index.name == VECTOR_INDEX:
                     return int(index.num_segments or 1)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 #: Ties at the cut are resolved by reading on, to at most this many rows.
 _MAX_TIE_DEPTH: Final = 20_000
 _IVF_PROBES: Final = 20
+#: Rows; at their largest some 32 MB.
+_CONTENT_BATCH: Final = 1_024
 Order = Literal["recency", "importance"]
 
 
@@ -278,8 +280,22 @@ def _behind(order: Order, after: tuple[Any, ...]) -> Predicate:
     )
 
 
+class Content(NamedTuple):
+    """A row as an inventory sees it."""
+
+    id: str
+    user_id: str
+    content: str
+    content_hash: str
+    embedding_status: str
+    trashed: bool
+
+
 class Inspector:
-    """Reads over all tenants, for the worker: it learns whose rows there are, then works tenant by tenant."""
+    """Reads over all tenants, for the worker and for inventories, never for an answer to a tenant.
+
+    They learn whose rows there are, then work tenant by tenant.
+    """
 
     def __init__(self, table: Table) -> None:
         self._lance = table.lance
@@ -302,6 +318,24 @@ class Inspector:
             )
         return rows["user_id"][0].as_py() if rows.num_rows else None
 
+    async def oldest_queued(self) -> str | None:
+        """The id of the memory that is embedded last, since the newest come first."""
+        with translated("read the queue"):
+            rows = await (
+                self._lance.query()
+                .where((where.equals("embedding_status", "queued") & where.active()).sql)
+                .order_by([ColumnOrdering(column_name="created_at", ascending=True)])
+                .limit(1)
+                .select(["id"])
+                .to_arrow()
+            )
+        return rows["id"][0].as_py() if rows.num_rows else None
+
+    async def is_queued(self, memory_id: str) -> bool:
+        return bool(
+            await self.count(where.equals("id", memory_id), where.equals("embedding_status", "queued"), where.active())
+        )
+
     async def count(self, *filters: Predicate) -> int:
         with translated("count"):
             return int(await self._lance.count_rows(where.all_of(list(filters)).sql if filters else None))
@@ -323,6 +357,18 @@ class Inspector:
             batches = await self._lance.query().select(["id", "user_id", "embedding_status"]).to_batches()
             async for batch in batches:
                 yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+    async def contents(self) -> AsyncIterator[list[Content]]:
+        """What an inventory is made of, of every row, in batches of a bounded size."""
+        columns = ["id", "user_id", "content", "content_hash", "embedding_status", "deleted_at"]
+        with translated("read"):
+            batches = await self._lance.query().select(columns).to_batches(max_batch_length=_CONTENT_BATCH)
+            async for batch in batches:
+                *told, deleted = batch.columns
+                yield [
+                    Content(*row)
+                    for row in zip(*(c.to_pylist() for c in told), deleted.is_valid().to_pylist(), strict=True)
+                ]
 
     async def largest_tenant(self) -> int:
         """Rows with a vector of the tenant that has most."""

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +28,7 @@ _CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 Row = dict[str, Any]
 
 
+@lru_cache(maxsize=8)
 def schema(space: Space) -> pa.Schema:
     """The Arrow schema for vectors of `space`, which is kept in the schema's metadata."""
 

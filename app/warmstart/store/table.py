@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Final
 
 import lancedb
+import pyarrow as pa
 import structlog
 from lancedb.index import FTS, BTree
 from lancedb.table import AsyncTable
 
 from warmstart.config import Space
-from warmstart.errors import DiskFull, Problem, StoreUnavailable
+from warmstart.errors import DiskFull, Migrating, Problem, StoreUnavailable
+from warmstart.store import marker
 from warmstart.store import predicates as where
 from warmstart.store.journal import JournalWriter
 from warmstart.store.lock import FileLock, WriteLock
@@ -25,6 +27,8 @@ log = structlog.get_logger(__name__)
 
 _INDEX_CACHE_BYTES: Final = 256 << 20
 _METADATA_CACHE_BYTES: Final = 64 << 20
+#: Seconds after which a writer may ask whether a migration is over.
+MIGRATING_RETRY_S: Final = 10
 
 
 def local_directory(uri: str) -> Path | None:
@@ -33,7 +37,11 @@ def local_directory(uri: str) -> Path | None:
 
 
 class Table:
-    """An open table with its lock. `space` is the one its vectors belong to, not the configured one."""
+    """An open table with its lock. `space` is the one its vectors belong to, not the configured one.
+
+    Both `space` and `migration` are as of the last `refresh`. The handle stays
+    good over a migration, which is a new version of the same table.
+    """
 
     def __init__(self, uri: str, lance: AsyncTable, lock: WriteLock, space: Space, repaired: list[str]) -> None:
         self.uri = uri
@@ -44,17 +52,51 @@ class Table:
         self.repaired = repaired
         #: Where writers say which rows they touched; None on an object store.
         self.journal = JournalWriter(self.directory) if self.directory else None
+        #: The migration whose marker stands.
+        self.migration: marker.Migration | None = None
+        self._seen: marker.Fingerprint = (None, None)
 
     @property
     def directory(self) -> Path | None:
         return local_directory(self.uri)
 
+    async def refresh(self) -> None:
+        """Learn what a migrator, another process, did meanwhile. Costs two `stat` where that is nothing."""
+        if self.directory is None or (seen := marker.fingerprint(self.directory)) == self._seen:
+            return
+        migration = marker.standing(self.directory)
+        with translated("read its schema"):
+            space = space_of(await self.lance.schema())
+        self.migration, self.space, self._seen = migration, space or self.space, seen
+
+    @property
+    def is_migrating(self) -> bool:
+        """Whether writes are refused: from before the dump until the rows are verified."""
+        return self.migration is not None or (self.directory is not None and marker.migrator_lives(self.directory))
+
+    def refuse_while_migrating(self) -> None:
+        if self.is_migrating:
+            raise Migrating(
+                "the memories are being moved to another embedding model or width; nothing was written, try again",
+                retry_after=MIGRATING_RETRY_S,
+            )
+
+    async def share_back(self) -> float | None:
+        """How much of the table can be read while the marker stands, 0 to 1; None where none does."""
+        await self.refresh()
+        if self.migration is None:
+            return None
+        with translated("count"):
+            rows = await self.lance.count_rows()
+        return round(min(1.0, rows / self.migration.rows), 4) if self.migration.rows else 1.0
+
 
 async def open_table(uri: str, space: Space) -> Table:
     """The table at `uri`, made with `space` and all its indices where there is none.
 
-    Raises StoreUnavailable or DiskFull. A table that a power cut left unopenable
-    goes back one version; the file at fault is kept beside it.
+    Raises StoreUnavailable, DiskFull, or Migrating where there is none since a
+    migration was cut off. A table that a power cut left unopenable goes back one
+    version; the file at fault is kept beside it.
     """
     directory = local_directory(uri)
     if directory is None:
@@ -73,6 +115,12 @@ async def open_table(uri: str, space: Space) -> Table:
             # never opened by a schema: a table of another width must open too
             if has_version(directory):
                 lance = await connection.open_table(TABLE)
+            elif marker.standing(directory):
+                raise Migrating(
+                    "a migration was cut off before the table was made anew: run `warmstart migrate dimension` again, "
+                    "as before; its dump is whole",
+                    retry_after=MIGRATING_RETRY_S,
+                )
             else:
                 lance = await connection.create_table(TABLE, schema=schema(space), exist_ok=True)
             # reads what was deleted of each fragment, which a plain count doesn't
@@ -83,9 +131,34 @@ async def open_table(uri: str, space: Space) -> Table:
             # a chain that begins here: what happened before is nobody's to assume
             version = await lance.version()
             JournalWriter(directory).append(version, version, None)
-            metadata = (await lance.schema()).metadata or {}
-    kept = metadata.get(SPACE_KEY)
-    return Table(uri, lance, lock, Space.from_json(kept.decode()) if kept else space, repaired)
+        table = Table(uri, lance, lock, space_of(await lance.schema()) or space, repaired)
+        await table.refresh()
+    return table
+
+
+def space_of(kept: pa.Schema) -> Space | None:
+    """The space of a table's vectors: the column's setting, where a change of the model left one, else the table's."""
+    column = kept.field("embedding").metadata or {}
+    text = column.get(SPACE_KEY) or (kept.metadata or {}).get(SPACE_KEY)
+    return Space.from_json(text.decode()) if text else None
+
+
+async def open_read_only(uri: str) -> Table:
+    """The table at `uri` for reads alone: takes no lock, repairs nothing, writes nothing.
+
+    Raises StoreUnavailable where there is none, or it can't be opened as it is.
+    """
+    directory = local_directory(uri)
+    if directory is None or not has_version(directory):
+        raise StoreUnavailable(
+            f"there is no memory table in {uri!r}: set LANCEDB_URI or WARMSTART_HOME to where one is"
+        )
+    with translated("open"):
+        lance = await (await lancedb.connect_async(str(directory))).open_table(TABLE)
+        space = space_of(await lance.schema())
+    if space is None:
+        raise StoreUnavailable(f"the memory table in {uri!r} does not say of which model its vectors are")
+    return Table(uri, lance, FileLock(directory), space, [])
 
 
 async def _drop_damaged_indices(lance: AsyncTable) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 import structlog
 
+from warmstart.config import Space
 from warmstart.errors import Problem, StoreUnavailable
 from warmstart.store import predicates as where
 from warmstart.store.journal import Rows, merge
@@ -76,12 +77,11 @@ class _Group:
 class Writer:
     """The queue and its one coroutine. Callers may be cancelled; a write that began is finished."""
 
-    def __init__(self, table: Table, configured_dim: int, vectors_allowed: bool) -> None:
+    def __init__(self, table: Table, space: Space | None) -> None:
+        """`space` is that of the vectors this process makes; None: it makes none."""
         self._table = table
         self._lance = table.lance
-        self._dim = configured_dim
-        self._vectors_allowed = vectors_allowed
-        self._schema = schema(table.space)
+        self._space = space
         self._queue: asyncio.Queue[_Insert | _Change] = asyncio.Queue(MAX_PENDING)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -115,9 +115,16 @@ class Writer:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         return await self._submit(_Change(run, touches, done), done)
 
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether this process's vectors belong into the table; two spaces are never mixed."""
+        return self._space == self._table.space
+
     async def _submit(self, operation: _Insert | _Change, done: asyncio.Future[T]) -> T:
         if self._closed:
             raise StoreUnavailable("the service is stopping; nothing was written, try again", retry_after=5)
+        await self._table.refresh()
+        self._table.refuse_while_migrating()
         try:
             self._queue.put_nowait(operation)
         except asyncio.QueueFull:
@@ -130,10 +137,10 @@ class Writer:
         vector = row["embedding"]
         if vector is None:
             return
-        if not self._vectors_allowed:
+        if not self.takes_vectors:
             row.update(embedding=None, embedding_status="queued")
         else:
-            check_numbers(vector, self._dim)
+            check_numbers(vector, self._table.space.dim)
 
     # -- the writer's own coroutine
 
@@ -171,6 +178,9 @@ class Writer:
         touched: dict[str, Sequence[str] | None] | None = {}
         async with self._table.lock.hold():
             await self._lance.checkout_latest()  # type: ignore[no-untyped-call]
+            # once more, since a migration may have begun, or even ended, while the group waited
+            await self._table.refresh()
+            self._table.refuse_while_migrating()
             before = await self._lance.version()
             if group.inserts:
                 rows = [row for op in group.inserts for row in op.rows]
@@ -220,7 +230,9 @@ class Writer:
             fresh.append(row)
             answers.append(Inserted(row["id"], False))
         if fresh:
-            await self._lance.add(pa.Table.from_pylist(fresh, schema=self._schema))
+            for row in fresh:
+                self._check_vector(row)
+            await self._lance.add(pa.Table.from_pylist(fresh, schema=schema(self._table.space)))
         return answers
 
     async def _active_hashes(self, rows: list[Row]) -> dict[tuple[str, str, str], str]:

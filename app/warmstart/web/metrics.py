@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Final
 
 from starlette.responses import Response
@@ -13,6 +15,8 @@ from warmstart.web.api import Call
 from warmstart.web.auth import parse_address
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+#: For the look at what the service depends on; without its answer the figures are those of the last one.
+LOOK_TIMEOUT_S: Final = 2.0
 FORWARDED: Final = ("x-forwarded-for", "forwarded", "x-real-ip")
 
 
@@ -26,6 +30,9 @@ async def metrics(call: Call) -> Response:
     host = request.client.host if request.client else ""
     if any(name in request.headers for name in FORWARDED) or not _is_near(host):
         raise Forbidden("metrics are for the local network, without a proxy between")
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            await call.runtime.ready()  # which sets warmstart_dependency_up
     return Response(call.runtime.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -1,0 +1,82 @@
+"""store inventory: what a memory store holds, and whether a copy of it holds the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from warmstart.cli import output
+from warmstart.config import Settings, load
+from warmstart.errors import BookkeepingUnavailable, ConfigError, ServerUnreachable
+
+
+@click.group()
+def store() -> None:
+    """Look into a store of memories, running or not.
+
+    That of LANCEDB_URI, else the home's.
+    """
+    output.log_quietly()
+
+
+@store.command()
+@click.option("--search", is_flag=True, help="Search once for each tenant, for words of a memory of its own.")
+@click.option("--against", metavar="FILE", help="The --json of an earlier one (- for stdin), to compare with.")
+@output.json_option
+def inventory(search: bool, against: str | None, as_json: bool) -> None:
+    """Count and check what a store holds; reads only.
+
+    Each content is checked against its hash; with DATABASE_URL, tenants and status rows too. Exit
+    code 1 where something is wrong, or differs from --against.
+    """
+    before = _read(against) if against else None
+    taken = asyncio.run(_take(load(), before, search=search))
+    if as_json:
+        output.print_json(taken)
+    else:
+        click.echo(f"{taken['rows']} memories, table version {taken['version']}, {taken['bytes'] / 1e6:.1f} MB")
+        rows = [(name, t["active"], t["trashed"], _counts(t["by_status"])) for name, t in taken["tenants"].items()]
+        output.table(("tenant", "active", "trashed", "vectors"), rows)
+        for name in ("search", "postgres"):
+            if taken[name]:
+                click.echo(f"{name}: {_counts(taken[name])}")
+    for fault in taken["faults"] + taken["differences"]:
+        click.echo(f"Error: {fault}", err=True)
+    if not taken["ok"]:
+        raise SystemExit(output.EXIT_ERROR)
+
+
+async def _take(settings: Settings, before: dict[str, Any] | None, *, search: bool) -> dict[str, Any]:
+    from warmstart.store.inventory import differences, take
+
+    try:
+        taken = await take(settings.lancedb, settings.database_url.get_secret_value(), search=search)
+    except BookkeepingUnavailable as error:
+        raise ServerUnreachable(f"Postgres can't be used now: {error}. Check DATABASE_URL, or try again") from None
+    if before is not None:
+        taken["differences"] = differences(before, taken)
+        taken["ok"] = taken["ok"] and not taken["differences"]
+    return taken
+
+
+def _read(name: str) -> dict[str, Any]:
+    from warmstart.store.inventory import FORMAT
+
+    try:
+        found = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"--against {name}: it can't be read as JSON: {str(error)[:200]}"]) from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ConfigError(
+            [f"--against {name}: it must be what `warmstart store inventory --json` of this version prints"]
+        )
+    return found
+
+
+def _counts(counted: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in counted.items())

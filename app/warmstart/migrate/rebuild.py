@@ -1,0 +1,133 @@
+"""The steps that change the table. Each may be cut off anywhere, and done again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import lancedb
+import pyarrow as pa
+from lancedb.index import FTS, BTree
+
+from warmstart.config import Space
+from warmstart.migrate import dump
+from warmstart.migrate.dump import KEPT, Manifest, Report, Tally
+from warmstart.store import predicates as where
+from warmstart.store.journal import JournalWriter, Rows, merge
+from warmstart.store.lock import FileLock, sync_filesystem
+from warmstart.store.maintenance import VECTOR_INDEX
+from warmstart.store.repair import has_version, mark_synced
+from warmstart.store.schema import BTREE_COLUMNS, FTS_OPTIONS, SPACE_KEY, TABLE, Row, schema
+from warmstart.store.table import Table, translated
+
+#: For the journal: no row is other than before.
+_NOTHING: Final[Rows] = {}
+
+
+@asynccontextmanager
+async def changing(table: Table, touched: Rows | None) -> AsyncIterator[None]:
+    """Under the write lock; what was changed is on the disk and in the journal when this ends."""
+    directory, journal = table.directory, table.journal
+    if directory is None or journal is None:
+        raise TypeError("only the store of a local directory is migrated")
+    async with table.lock.hold():
+        await table.lance.checkout_latest()  # type: ignore[no-untyped-call]
+        before = await table.lance.version()
+        yield
+        after = await table.lance.version()
+        await asyncio.to_thread(sync_filesystem, directory)
+        mark_synced(directory, after)
+        journal.append(before, after, touched)
+
+
+async def recreate(directory: Path, target: Space) -> None:
+    """An empty table for `target`.
+
+    Drop and recreation are one commit, a version of the same table: there is
+    no moment without a table, and whoever has it open goes on with the new one.
+    """
+    with translated("be made anew"):
+        connection = await lancedb.connect_async(str(directory))
+        async with FileLock(directory).hold():
+            mode = "overwrite" if has_version(directory) else "create"
+            lance = await connection.create_table(TABLE, schema=schema(target), mode=mode)  # type: ignore[arg-type]
+            version = await lance.version()
+            await asyncio.to_thread(sync_filesystem, directory)
+            mark_synced(directory, version)
+            JournalWriter(directory).append(version, version, None)
+
+
+async def reload(table: Table, folder: Path, rows: int, report: Report) -> None:
+    """The rows of the dump behind those that are there: only the migrator writes, in the dump's order."""
+    done = await table.lance.count_rows()
+    report(done, rows)
+    for batch in dump.rows_behind(folder, done):
+        fresh = [row | {"embedding": None, "embedding_status": "queued"} for row in batch]
+        with translated("reload"):
+            async with changing(table, _owners(batch)):
+                await table.lance.add(pa.Table.from_pylist(fresh, schema=schema(table.space)))
+        done += len(batch)
+        report(done, rows)
+
+
+def _owners(rows: list[Row]) -> Rows:
+    owned: dict[str, list[str] | None] = {}
+    for row in rows:
+        merge(owned, {row["user_id"]: [row["id"]]})  # type: ignore[arg-type]
+    return owned
+
+
+async def reset(table: Table, target: Space) -> None:
+    """Every vector out, every row queued, and `target` as the vectors' space; no row is ever absent."""
+    with translated("reset"):
+        async with changing(table, None):
+            for index in await table.lance.list_indices():
+                if index.name == VECTOR_INDEX:
+                    await table.lance.drop_index(VECTOR_INDEX)
+            await table.lance.update_field_metadata(
+                {"path": "embedding", "metadata": {SPACE_KEY.decode(): target.to_json()}}
+            )
+            await table.lance.update(
+                where=_unlike_queued(), updates_sql={"embedding": "NULL", "embedding_status": "'queued'"}
+            )
+
+
+def _unlike_queued() -> str:
+    return (where.is_not_null("embedding") | where.none_of("embedding_status", ["queued"])).sql
+
+
+async def index(table: Table, retention: timedelta, report: Report) -> None:
+    """One fragment instead of one a batch, and each index over all of it."""
+    steps = len(BTREE_COLUMNS) + 2
+    with translated("index"):
+        async with changing(table, _NOTHING):
+            await table.lance.optimize(cleanup_older_than=retention)
+        for done, column in enumerate(BTREE_COLUMNS, 1):
+            report(done, steps)
+            async with changing(table, _NOTHING):
+                await table.lance.create_index(column, config=BTree(), replace=True)
+        report(steps - 1, steps)
+        async with changing(table, _NOTHING):
+            await table.lance.create_index("search_text", config=FTS(**FTS_OPTIONS), replace=True)
+    report(steps, steps)
+
+
+async def is_whole(table: Table, manifest: Manifest, report: Report) -> bool:
+    """Whether the table's rows are those of the dump, once each."""
+    tally = Tally()
+    with translated("verify"):
+        async for batch in await table.lance.query().select(KEPT).to_batches(max_batch_length=dump.BATCH):
+            for row in batch.to_pylist():
+                tally.add(row)
+            report(tally.rows, manifest.rows)
+    return (tally.rows, tally.digest) == (manifest.rows, manifest.digest)
+
+
+async def is_queued(table: Table) -> bool:
+    """Whether no row has a vector, and each waits for one."""
+    with translated("verify"):
+        return await table.lance.count_rows(_unlike_queued()) == 0

@@ -1,0 +1,335 @@
+"""Roll-outs by the program of the VM, on a stack of its own under load: what works, what breaks, what is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import build
+import httpx
+import init_env
+import pytest
+from stack import COMPOSE, ROOT, SERVICES, Stack, clean_environment, command
+
+PROJECT: Final = "warmstart-roll"
+CLIENTS: Final = 4
+#: Of each client, a search and a save in turn; sent when their time has come, whatever became of those before.
+REQUESTS_PER_S: Final = 2.0
+LONGEST_STALL_S: Final = 2.0
+#: The gate's patience here, with a release that never becomes ready.
+GATE_S: Final = 5
+BROKEN: Final = {
+    "crash": 'ENTRYPOINT ["sh", "-c", "echo it was born to die; exit 3"]',
+    "mute": 'ENTRYPOINT ["sh", "-c", "trap exit TERM; echo it keeps silent; sleep 600 & wait"]',
+}
+#: The program as it is, but for the patience of its gate, and a smoke test that is over soon.
+PROGRAM: Final = f"""
+import ssl, sys, types, urllib.request
+sys.path[:0] = [{str(ROOT)!r}]
+from ops.vm import gate
+from ops.vm.__main__ import main
+gate.GATE_TIMEOUT_S = float(sys.argv[1])
+def run_smoke(stack, release, *, base):
+    if base:
+        stack.exec(base.split("/")[2].split(":")[0], "warmstart", "healthcheck")
+    else:
+        settings = dict(l.split("=", 1) for l in (stack.etc / "settings.env").read_text().splitlines())
+        url = f"https://127.0.0.1:{{settings['HTTPS_PORT']}}/readyz"
+        urllib.request.urlopen(url, timeout=20, context=ssl._create_unverified_context()).read()
+sys.modules["ops.vm.smoke"] = types.SimpleNamespace(run_smoke=run_smoke)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@dataclass
+class Vm:
+    """A root folder laid out as a deploy does it."""
+
+    root: Path
+    stack: Stack
+
+    def lay_release(self, name: str, app: str, *, caddyfile: Callable[[str], str] = str) -> None:
+        folder = self.root / "opt/warmstart/releases" / name
+        (folder / "compose/caddy").mkdir(parents=True)
+        shutil.copy(COMPOSE / "compose.yml", folder / "compose")
+        text = (COMPOSE / "caddy/Caddyfile").read_text()
+        (folder / "compose/caddy/Caddyfile").write_text(caddyfile(text))
+        images = {name: app if name in APP else build.tag(OTHER.get(name, name)) for name in (*SERVICES, "api-b")}
+        lines = ["services:"]
+        for service, image in images.items():
+            lines += [f"  {service}:", f"    image: {image}", "    pull_policy: never", "    build: !reset null"]
+        (folder / "compose.images.yml").write_text("\n".join(lines) + "\n")
+        manifest = {"release": name, "images": {s: {"name": i, "id": image_id(i)} for s, i in images.items()}}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    def start(self, *words: str, gate_s: int = 60) -> subprocess.Popen[str]:
+        env = {"WARMSTART_VM_ROOT": str(self.root), "WARMSTART_VM_PROJECT": PROJECT}
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(gate_s), *words], env={**clean_environment(), **env},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def run(self, *words: str, code: int = 0, gate_s: int = 60) -> str:
+        with self.start(*words, gate_s=gate_s) as program:
+            said, _ = program.communicate(timeout=170)
+        print(f"$ {' '.join(words)}\n{said}")
+        assert program.returncode == code, said
+        return said
+
+    def deploy(self, release: str, code: int = 0) -> str:
+        return self.run("services", release) + self.run("migrate", release) + self.run("rollout", release, code=code)
+
+    def pending(self, release: str) -> dict[str, Any]:
+        return json.loads(self.run("pending", release, "--json"))  # type: ignore[no-any-return]
+
+    def linked(self, name: str) -> str:
+        return os.readlink(self.root / "opt/warmstart" / name).removeprefix("releases/")
+
+    def containers(self) -> dict[str, tuple[str, str, str]]:
+        """By service: id, start, image."""
+        ids = command("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.project={PROJECT}").split()
+        found = json.loads(command("docker", "inspect", *ids))
+        assert len({c["Config"]["Labels"]["com.docker.compose.service"] for c in found}) == len(found)
+        return {
+            c["Config"]["Labels"]["com.docker.compose.service"]: (c["Id"], c["State"]["StartedAt"], c["Image"])
+            for c in found
+        }
+
+    @property
+    def flag(self) -> Path:
+        return self.root / "opt/warmstart/config/caddy/traffic/b"
+
+    @property
+    def serving(self) -> str:
+        return "api-b" if self.flag.exists() else "api"
+
+
+APP: Final = ("api", "api-b", "worker", "redis-rest")
+OTHER: Final = {"embeddings": "tei"}
+
+
+def image_id(name: str) -> str:
+    return command("docker", "image", "inspect", "--format", "{{.Id}}", name).strip()
+
+
+def derive(name: str, line: str) -> str:
+    tag = f"{PROJECT}/app:{name}"
+    text = f"FROM {build.tag('app')}\n{line}\n"
+    command("docker", "buildx", "build", "--quiet", "--load", "--tag", tag, "-", stdin=text)
+    return tag
+
+
+@pytest.fixture(scope="module")
+def vm(make_stack: Callable[..., Stack], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vm]:
+    stack = make_stack(PROJECT, "172.30.87", RATE_LIMIT_PER_MINUTE="6000")
+    root = tmp_path_factory.mktemp("vm")
+    # the model's folder and caddy's rules are for users of containers
+    for folder in (root, *root.parents[:2]):
+        folder.chmod(0o755)
+    etc = root / "etc/warmstart"
+    etc.mkdir(parents=True)
+    secret = re.compile(rf"^({'|'.join((*init_env.SECRETS, 'DATABASE_URL'))})=")
+    lines = [line for line in stack.env_file.read_text().splitlines() if re.match("[A-Z]", line)]
+    for name, kept in (("settings", False), ("secrets", True)):
+        (etc / f"{name}.env").write_text("".join(f"{line}\n" for line in lines if bool(secret.match(line)) is kept))
+    made = Vm(root, stack)
+    names = {name: derive(name, f"LABEL release={name}") for name in ("first", "second")}
+    names |= {name: derive(name, line) for name, line in BROKEN.items()}
+    try:
+        for name, image in names.items():
+            made.lay_release(name, image)
+        made.deploy("first")
+        stack.fetch_authority()
+        yield made
+    finally:
+        stack.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "10")
+        command("docker", "image", "rm", "--force", *names.values())
+
+
+@pytest.fixture(scope="module")
+def key(vm: Vm) -> str:
+    return vm.stack.create_key()
+
+
+# -- the load
+
+
+@dataclass
+class Load:
+    client: httpx.Client
+    sent: int = 0
+    saved: dict[str, str] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def request(self, number: int, due: float) -> None:
+        text = f"{number} of {uuid.uuid4().hex}"
+        try:
+            if number % 2:
+                answer = self.client.post("/v1/search", json={"query": text})
+            else:
+                answer = self.client.post("/v1/memories", json={"content": text, "namespace": "load"})
+            if answer.status_code not in (200, 201):
+                self.failed.append(f"{answer.status_code} {answer.text[:200]}")
+            elif not number % 2:
+                self.saved[text] = answer.json()["id"]
+        except httpx.HTTPError as error:
+            self.failed.append(repr(error))
+        self.seconds.append(time.monotonic() - due)
+
+    def run(self, over: threading.Event) -> None:
+        with ThreadPoolExecutor(32) as pool:
+            due = time.monotonic()
+            while not over.wait(max(0.0, due - time.monotonic())):
+                pool.submit(self.request, self.sent, due)
+                self.sent += 1
+                due += 1 / REQUESTS_PER_S
+
+
+@contextmanager
+def load(vm: Vm, key: str, what: str) -> Iterator[None]:
+    """Clients that ask all the while; at the end none of their requests has failed, and each save is there."""
+    over = threading.Event()
+    loads = [Load(vm.stack.client(key)) for _ in range(CLIENTS)]
+    threads = [threading.Thread(target=one.run, args=(over,)) for one in loads]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        for one in loads:
+            one.client.close()
+    seconds = sorted(s for one in loads for s in one.seconds)
+    longest = seconds[-1]
+    print(f"{what}: {len(seconds)} requests, median {seconds[len(seconds) // 2]:.3f} s, longest {longest:.2f} s")
+    assert [one.failed for one in loads] == [[]] * CLIENTS
+    assert longest < LONGEST_STALL_S
+    with vm.stack.client(key) as client:
+        for text, memory_id in [pair for one in loads for pair in one.saved.items()]:
+            assert client.get(f"/v1/memories/{memory_id}").json()["content"] == text
+
+
+# -- tests, in this order: each goes on where the one before it ended
+
+
+def test_the_first_release_serves(vm: Vm, key: str) -> None:
+    assert sorted(vm.containers()) == sorted(SERVICES)
+    assert vm.linked("current") == "first"
+    with vm.stack.client(key) as client:
+        assert client.get("/readyz").json() == {"status": "ok", "degraded": {}}
+
+
+def test_the_same_again_touches_no_container(vm: Vm) -> None:
+    before = vm.containers()
+    assert vm.pending("first") == {
+        "release": "first", "services": {}, "files": [], "app": {}, "migrations": "none", "rolled_out": True,
+    }  # fmt: skip
+    said = vm.deploy("first")
+    assert "nothing to do" in said
+    assert vm.containers() == before
+
+
+def test_another_release_goes_out_without_a_failed_request(vm: Vm, key: str) -> None:
+    before = vm.containers()
+    assert set(vm.pending("second")["app"]) == {"api", "redis-rest", "worker"}
+    with load(vm, key, "roll-out"):
+        vm.deploy("second")
+    after = vm.containers()
+    assert (vm.linked("current"), vm.linked("previous"), vm.serving) == ("second", "first", "api-b")
+    assert after.keys() == before.keys() - {"api"} | {"api-b"}
+    new = image_id(f"{PROJECT}/app:second")
+    assert {name for name in after if after[name][2] == new} == {"api-b", "redis-rest", "worker"}
+    assert {n: c for n, c in after.items() if n not in APP} == {n: c for n, c in before.items() if n not in APP}
+
+
+@pytest.mark.parametrize(("name", "reason"), [("crash", "does not stay up"), ("mute", "is not ready after")])
+def test_a_release_that_does_not_become_ready_is_undone(name: str, reason: str, vm: Vm, key: str) -> None:
+    before = vm.containers()
+    with load(vm, key, name):
+        said = vm.run("rollout", name, code=1, gate_s=GATE_S)
+    assert reason in said
+    assert "undone: second serves" in said
+    assert {"crash": "it was born to die", "mute": "it keeps silent"}[name] in said
+    assert vm.containers() == before
+    assert vm.linked("current") == "second"
+
+
+def test_rules_that_caddy_refuses_are_taken_back(vm: Vm, key: str) -> None:
+    vm.lay_release("rules", f"{PROJECT}/app:second", caddyfile=lambda text: text + "\nno such word {\n")
+    before, rules = vm.containers(), (COMPOSE / "caddy/Caddyfile").read_text()
+    with load(vm, key, "broken rules"):
+        said = vm.run("services", "rules", code=1)
+    assert "undone: second serves" in said
+    assert (vm.flag.parents[1] / "Caddyfile").read_text() == rules
+    assert vm.containers() == before
+
+
+def kill_at(vm: Vm, release: str, line: str, after_s: float) -> None:
+    """kill -9, so long after it has said `line`."""
+    with vm.start("rollout", release) as program:
+        assert program.stdout is not None
+        said = ""
+        while line not in said:
+            said = program.stdout.readline()
+            assert said, f"it ended before {line!r}"
+            print(said, end="")
+        time.sleep(after_s)
+        program.kill()
+
+
+def test_a_roll_out_that_is_killed_is_carried_on(vm: Vm, key: str) -> None:
+    """In turn to the one release and to the other: while the new api starts, and when it has the traffic."""
+    for release, line, after_s in (
+        ("first", "", 1.0), ("second", "inner smoke", 0.0), ("first", "traffic", 1.0), ("second", "public smoke", 0.5),
+    ):  # fmt: skip
+        with load(vm, key, f"killed {after_s} s after {line or 'the start'}"):
+            if line:
+                kill_at(vm, release, line, after_s)
+            else:
+                with vm.start("rollout", release) as program:
+                    time.sleep(after_s)
+                    program.kill()
+            vm.run("rollout", release)
+        assert vm.linked("current") == release
+        assert sorted(vm.containers()) == sorted({*SERVICES, vm.serving} - {"api"} | {vm.serving})
+        assert vm.pending(release)["app"] == {}
+
+
+def test_a_flag_that_is_lost_is_found_by_what_runs(vm: Vm, key: str) -> None:
+    before = vm.containers()
+    assert sum(name in before for name in ("api", "api-b")) == 1
+    if "api-b" in before:
+        vm.flag.unlink()
+    else:
+        vm.flag.touch()
+    vm.run("rollout", vm.linked("current"))
+    assert vm.containers() == before
+    assert vm.serving in before
+
+
+def test_a_rollback_goes_to_the_release_before(vm: Vm, key: str) -> None:
+    current, previous = vm.linked("current"), vm.linked("previous")
+    vm.run("rollback")
+    assert (vm.linked("current"), vm.linked("previous")) == (previous, current)
+
+
+def test_what_is_not_there_is_refused(vm: Vm) -> None:
+    before = vm.containers()
+    assert "there is no release 'third'" in vm.run("rollout", "third", code=2)
+    assert vm.containers() == before
