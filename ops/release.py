@@ -91,7 +91,8 @@ def content_hash(found: Mapping[str, bytes], images: Mapping[str, ImageRef]) -> 
 
 
 def manifest(release: Release, source: Source, target: Target, found: Mapping[str, bytes]) -> dict[str, Any]:
-    digests = {name: pin.partition("@")[2] for name, pin in pins(source.root).items()}
+    pinned = pins(source.root)
+    digests = {name: pinned[name].partition("@")[2] for name in pinned if name not in target.image_overrides}
     component = {s: c for c in release.images for s in services(c, target)}
     return {
         "release": release.id,

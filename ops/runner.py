@@ -179,11 +179,13 @@ def _run_step(deploy: Deploy, state: State, host: Host, name: str, watcher: _Wat
     deploy.say(f"{name}: {_purpose(step.__doc__)}")
     _forget_operations(state, host)
     step.apply(deploy)
+    to_do = [op_hash for op_hash in host.op_hash_order if state.ops[host][op_hash].operation_meta.will_change]
     if deploy.dry:
-        for op_hash in host.op_hash_order:
-            if state.ops[host][op_hash].operation_meta.will_change:
-                deploy.changes.append(Change(name, _name(state, op_hash), 0.0))
-                deploy.say(f"    would: {_name(state, op_hash)}")
+        for op_hash in to_do:
+            deploy.changes.append(Change(name, _name(state, op_hash), 0.0))
+            deploy.say(f"    would: {_name(state, op_hash)}")
+        return
+    if not to_do:  # running them would only read all facts again
         return
     try:
         run_ops(state)

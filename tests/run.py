@@ -23,7 +23,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: Longest time of a tier without the slow tests, several times what it takes; a hang ends with a stack for each thread.
-TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "containers": 900}
+TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "containers": 900, "vm": 900}
 SLOW_LIMIT_S: Final = 4 * 3600
 #: So many failures of a tier are looked at again, since a shared machine can stand still for seconds; both are told.
 MAX_SECOND_TRIES: Final = 5
@@ -69,9 +69,16 @@ def _works(*command: str) -> bool:
         return False
 
 
-CONTAINERS: Final = "containers"
+def no_machine() -> str:
+    return no_engine() or ("" if shutil.which("ssh") else "ssh is not installed")
+
+
 #: Tests that not every machine can run: their marker, and what is lacking here, in a few words.
-LACKING: Final[dict[str, Callable[[], str]]] = {"services": no_redis, "root": not_root, CONTAINERS: no_engine}
+LACKING: Final[dict[str, Callable[[], str]]] = {
+    "services": no_redis, "root": not_root, "containers": no_engine, "vm": no_machine,
+}  # fmt: skip
+#: Tiers in containers, with the module of tests/ that makes what they need.
+BUILDERS: Final = {"containers": "containers.build", "vm": "vm.image"}
 
 
 class Runner:
@@ -93,7 +100,7 @@ class Runner:
             self.outcomes.append(Outcome(name, failed=1, note="not run, but required"))
 
     def tier(self, name: str) -> None:
-        if name == CONTAINERS and not self._containers_ready():
+        if name in BUILDERS and not self._ready(name):
             return
         print(f"\n== {name}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -113,20 +120,20 @@ class Runner:
             failed, note = 1, note or f"pytest ended with {status}"
         self.outcomes.append(Outcome(name, passed, failed, time.monotonic() - began, note))
 
-    def _containers_ready(self) -> bool:
-        if CONTAINERS in self._required:
+    def _ready(self, name: str) -> bool:
+        if name in self._required:
             # installs and starts an engine, so whether one runs now is no matter
-            if subprocess.run([sys.executable, "tests/containers/build.py"], cwd=ROOT).returncode == 0:
+            if subprocess.run([sys.executable, "-m", BUILDERS[name]], cwd=ROOT / "tests").returncode == 0:
                 return True
-            self._not_run(CONTAINERS, "containers: engine or images can't be had here, see above")
+            self._not_run(name, f"{name}: engine or images can't be had here, see above")
             return False
-        if lacking := LACKING[CONTAINERS]():
-            self._not_run(CONTAINERS, f"containers: {lacking}")
+        if lacking := LACKING[name]():
+            self._not_run(name, f"{name}: {lacking}")
         return not lacking
 
     def _pytest(self, name: str, report: Path, *options: str) -> tuple[int, str]:
         command = [sys.executable, "-m"]
-        if self._coverage and name != CONTAINERS:
+        if self._coverage and name not in BUILDERS:
             command += ["coverage", "run", "--append", "-m"]
         command += [
             "pytest",

@@ -109,7 +109,7 @@ def sysctl(path: str, values: dict[str, int]) -> Generator[str, None, None]:
     yield from files.put._inner(StringIO(text), path, mode="644")
     have = host.get_fact(Sysctl, names=list(values))
     if any(have.get(name) != value for name, value in values.items()):
-        yield f"sysctl --quiet --load {path}"
+        yield f"sysctl -q -p {path}"
 
 
 def apply(deploy: Deploy) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from .changes import CADDY, caddy_has_loaded_its_file, newest, stale_files
-from .gate import Failed
 from .stack import SLOTS, Container, Release, Stack, VmError
 
 
@@ -55,7 +54,7 @@ def reload_caddy(stack: Stack) -> list[str]:
             return []
         stack.run(["docker", "exec", caddy.id, "caddy", "reload", "--config", "/etc/caddy/Caddyfile"])
     except VmError as error:
-        raise Failed(f"caddy does not take its rules: {error}", caddy) from None
+        raise VmError(f"caddy does not take its rules: {error}") from None
     return ["caddy's rules loaded anew"]
 
 

@@ -67,7 +67,9 @@ class Gate:
             if found is None:
                 raise Failed(f"container {container_id[:12]} went away while it was to become ready")
             if found.state in ("exited", "dead", "restarting") or found.restarts > restarts:
-                raise Failed(f"{found.service} does not stay up: exit code {found.exit_code}", found)
+                # of one that Docker has started again the exit code is gone
+                code = "" if found.running else f": exit code {found.exit_code}"
+                raise Failed(f"{found.service} does not stay up{code}", found)
             if found.running:
                 if not found.probe:
                     return

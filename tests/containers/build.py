@@ -42,6 +42,7 @@ MMDEBSTRAP: Final = (
 #: What needs root and apt to be there.
 HOST_PROGRAMS: Final = {
     "dockerd": "docker.io", "iptables": "iptables", "mmdebstrap": "mmdebstrap", "ip": "iproute2",
+    "restic": "restic",
 }  # fmt: skip
 PLUGIN_DIR: Final = Path("/usr/libexec/docker/cli-plugins")
 #: Engine start and plain commands; a build may take longer.

@@ -21,7 +21,11 @@ import build
 import httpx
 import init_env
 import pytest
-from stack import COMPOSE, ROOT, SERVICES, Stack, clean_environment, command
+from stack import COMPOSE, ROOT, SERVICES, Stack, clean_environment, command, wait_until
+
+from ops.vm.apps import Apps
+from ops.vm.database import Live, rows_of_dump
+from ops.vm.stack import Stack as VmStack
 
 PROJECT: Final = "warmstart-bak"
 APP: Final = ("api", "api-b", "worker", "redis-rest")
@@ -338,6 +342,52 @@ def test_a_mishap_is_undone(vm: Vm, key: str) -> None:
     assert (vm.etc / "secrets.env").read_text() == secrets
     assert vm.there(key) == before
     assert not vm.leftovers()
+
+
+@pytest.fixture
+def elsewhere(vm: Vm) -> Iterator[Callable[[], str]]:
+    """Makes servers that are no part of the stack; the URL of each, by its address in docker's own network."""
+    names: list[str] = []
+
+    def make() -> str:
+        names.append(f"{PROJECT}-elsewhere-{len(names)}")
+        env = ("POSTGRES_USER=else where", "POSTGRES_DB=main", "POSTGRES_PASSWORD=p:@/ss")
+        words = [word for one in env for word in ("--env", one)]
+        command("docker", "run", "--detach", "--name", names[-1], *words, build.tag("postgres"))
+        template = "{{.NetworkSettings.Networks.bridge.IPAddress}}"
+        address = command("docker", "inspect", "--format", template, names[-1]).strip()
+        wait_until("it answers", lambda: socket.create_connection((address, 5432), 1).close() or True)
+        return f"postgresql://else%20where:p%3A%40%2Fss@{address}/main?connect_timeout=10"
+
+    yield make
+    command("docker", "rm", "--force", "--volumes", *names)
+
+
+def test_a_database_elsewhere_is_dumped_and_filled(vm: Vm, elsewhere: Callable[[], str], tmp_path: Path) -> None:
+    vm_stack = VmStack(vm.root, PROJECT)
+    source, target = (Live(Elsewhere(vm_stack, vm_stack.release("first"), elsewhere())) for _ in range(2))
+    source._elsewhere(("psql", "--quiet"), text="CREATE TABLE t (a int); INSERT INTO t VALUES (1), (2);")
+    dump = tmp_path / "database.dump"
+    source.dump(dump)
+    assert rows_of_dump(source.apps, dump) == {"public.t": 2}
+    assert target.restore(dump) == {"public.t": 2}
+    # it has data by now
+    assert target.restore(dump) is None
+
+
+@dataclass(frozen=True)
+class Elsewhere(Apps):
+    """Of a stack whose database is not its own."""
+
+    url: str = ""
+
+    @property
+    def own_postgres(self) -> bool:
+        return False
+
+    @property
+    def database_url(self) -> str:
+        return self.url
 
 
 def _password(vm: Vm) -> Mapping[str, Any]:

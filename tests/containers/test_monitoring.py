@@ -13,13 +13,20 @@ from typing import Any
 import build
 import httpx
 import pytest
-from stack import COMPOSE, FILES, ROOT, Stack, command, wait_until
+from stack import COMPOSE, FILES, ROOT, Stack, command, wait_until, write_env
 
 from conftest import show
+from ops.images import ImageRef
+from ops.release import overlay
+from ops.vm import alerts
+from ops.vm.metrics import collect, render, write
+from ops.vm.stack import Stack as Machine
 
 HERE = Path(__file__).parent
 PROMETHEUS = COMPOSE / "prometheus"
 PROJECT = "warmstart-mon"
+#: Service → image of the tests.
+IMAGES = {"prometheus": "prometheus", "alertmanager": "alertmanager", "host-metrics": "app"}
 WATCHERS = ("alertmanager", "host-metrics", "prometheus")
 TOKEN = "token-of-the-webhook"
 MB = 2**20
@@ -67,10 +74,8 @@ ALERTS = [
 
 @pytest.mark.parametrize("wanted", [*ALERTS, ALERTS[0] | ALERTS[1]], ids=["webhook", "mail", "both"])
 def test_alertmanager_takes_what_is_written_for_it(wanted: dict[str, str], images: None, tmp_path: Path) -> None:
-    from ops.vm.alerts import files_for
-
     secrets = {"ALERT_WEBHOOK_TOKEN": TOKEN, "ALERT_SMTP_PASSWORD": "of-the-mail-server"}
-    for name, text in files_for(wanted, secrets).items():
+    for name, text in alerts.files_for(wanted, secrets).items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o644)
     tmp_path.chmod(0o755)
@@ -90,9 +95,9 @@ def impatient(folder: Path) -> Path:
     """The same rules, which neither look back long nor wait."""
     rules = folder / "rules"
     shutil.copytree(PROMETHEUS, rules)
-    alerts = rules / "alerts.yml"
-    text = re.sub(r"for: \w+", "for: 0s", alerts.read_text())
-    alerts.write_text(text.replace("[5m]", "[8s]"))
+    file = rules / "alerts.yml"
+    text = re.sub(r"for: \w+", "for: 0s", file.read_text())
+    file.write_text(text.replace("[5m]", "[8s]"))
     config = rules / "prometheus.yml"
     config.write_text(re.sub(r"(scrape|evaluation)_(interval|timeout): \w+", r"\1_\2: 1s", config.read_text()))
     for path in (rules, *rules.iterdir()):
@@ -102,20 +107,16 @@ def impatient(folder: Path) -> Path:
 
 def write_files(folder: Path) -> None:
     """As `warmstart-vm alerts` and `warmstart-vm metrics` do it, with less patience."""
-    from ops.vm.alerts import _lay, files_for
-    from ops.vm.metrics import collect, render, write
-    from ops.vm.stack import Stack as Machine
-
     machine = Machine(folder, PROJECT)
-    files = files_for({"webhook": "http://receiver:8000/alerts"}, {"ALERT_WEBHOOK_TOKEN": TOKEN})
+    files = alerts.files_for({"webhook": "http://receiver:8000/alerts"}, {"ALERT_WEBHOOK_TOKEN": TOKEN})
     files["alertmanager.yml"] = files["alertmanager.yml"].replace('"15s"', '"1s"')
-    _lay(machine, files)
+    alerts._lay(machine, files)
     write(machine.state / "metrics" / "host.txt", render(collect(machine)))
 
 
 @pytest.fixture(scope="module")
 def watched(make_stack) -> Iterator[Stack]:  # type: ignore[no-untyped-def]
-    made: Stack = make_stack(PROJECT, "172.30.87", RATE_LIMIT_PER_MINUTE="6000", COMPOSE_PROFILES="postgres,monitoring")
+    made: Stack = make_stack(PROJECT, "172.30.93", RATE_LIMIT_PER_MINUTE="6000", COMPOSE_PROFILES="postgres,monitoring")
     folder = made.env_file.parent
     receiver = folder / "receiver.py"
     receiver.write_text(RECEIVER)
@@ -235,3 +236,61 @@ def test_no_watcher_shows_the_secret(watched: Stack) -> None:
     files = watched.env_file.parent / "etc/warmstart/alertmanager"
     for path in (files, *files.iterdir()):
         assert path.stat().st_mode & 0o007 == 0, path
+
+
+# -- as a deploy has it done
+
+
+@pytest.fixture
+def vm(images: None, tmp_path: Path) -> Iterator[Machine]:
+    """The folders of a machine on which a release was rolled out; of its containers, none runs."""
+    project = f"{PROJECT}-vm"
+    made = Machine(tmp_path, project)
+    release = made.opt / "releases" / "r1"
+    shutil.copytree(COMPOSE, release / "compose")
+    shutil.copytree(PROMETHEUS, made.config / "prometheus")
+    (made.config / "prometheus").chmod(0o755)
+    services = {name: ImageRef(build.tag(image), "") for name, image in IMAGES.items()}
+    (release / "compose.images.yml").write_text(overlay(services))
+    manifest = {"images": {name: {"name": ref.name} for name, ref in services.items()}}
+    (release / "manifest.json").write_text(json.dumps(manifest))
+    made.link("current", made.release("r1"))
+    for folder in (made.etc, made.state, made.run_dir):
+        folder.mkdir(parents=True)
+    write_env(made.etc, {"ADDRESS": "127.0.0.1", "EDGE_PREFIX": "172.30.94"}).rename(made.etc / "settings.env")
+    with (made.etc / "settings.env").open("a") as env:
+        env.write(f"MONITORING_DIR={made.etc}/alertmanager\nHOST_METRICS_DIR={made.state}/metrics\n")
+    (made.etc / "secrets.env").write_text(f"ALERT_WEBHOOK_TOKEN={TOKEN}\n")
+    yield made
+    made.run(alerts._compose(made, made.release("r1"), "down", "--volumes", "--timeout", "5"))
+
+
+def test_who_is_to_be_told_is_set_up_and_changed_and_taken_down(vm: Machine) -> None:
+    wanted = {"webhook": "https://hooks.example.com/T0/secret"}
+
+    def running() -> dict[str, tuple[str, str]]:
+        return {c.service: (c.id, c.started_at) for c in vm.containers() if c.running}
+
+    assert alerts.pending(vm, {}) == []
+    assert "prometheus: does not run" in alerts.pending(vm, wanted)
+    assert alerts.apply(vm, wanted)
+    first = running()
+    assert sorted(first) == list(WATCHERS)
+    assert alerts.pending(vm, wanted) == []
+    assert alerts.apply(vm, wanted) == []
+    assert running() == first
+
+    rules = vm.config / "prometheus" / "alerts.yml"
+    rules.write_text(rules.read_text() + "\n# changed by a release\n")
+    assert alerts.pending(vm, wanted) == ["prometheus: other rules"]
+    wanted = {"webhook": "https://hooks.example.com/other"}
+    assert alerts.apply(vm, wanted) == ["webhook_url: other content"]
+    second = running()
+    assert [second[name][0] for name in WATCHERS] == [first[name][0] for name in WATCHERS]
+    assert [name for name in WATCHERS if second[name] != first[name]] == ["alertmanager", "prometheus"]
+    assert alerts.pending(vm, wanted) == []
+
+    assert alerts.apply(vm, {})
+    assert running() == {}
+    assert not (vm.etc / "alertmanager").exists()
+    assert alerts.pending(vm, {}) == []

@@ -104,7 +104,8 @@ class Emulated(Machine):
             self._process = subprocess.Popen(
                 [
                     "qemu-system-x86_64", "-name", self.name, "-machine", "q35",
-                    "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", str(CPUS), "-m", str(MEMORY_MB), "-display", "none",
+                    "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", str(CPUS), "-m", str(MEMORY_MB),
+                    "-display", "none",
                     "-kernel", str(DISK / "vmlinuz"), "-initrd", str(DISK / "initrd.img"), "-append", KERNEL_OPTIONS,
                     "-drive", f"file={self._disk},if=virtio,format=raw,cache=unsafe,discard=unmap",
                     "-netdev", f"user,id=net{forwards}", "-device", "virtio-net-pci,netdev=net",

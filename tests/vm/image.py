@@ -7,7 +7,6 @@ Builds it, and what else the deploy tests need: the engine and the images that a
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -85,7 +84,7 @@ def authorized_keys() -> str:
 
 
 def main() -> int:
-    if status := subprocess.run([sys.executable, build.__file__]).returncode:
+    if status := build.main([]):
         return status
     try:
         with build.step("in all"):

@@ -86,7 +86,7 @@ class Migrator:
         """To the configured space, `to` wide. Raises ConfigError, Conflict, DiskFull or StoreUnavailable."""
         target = self._wanted(to)
         if not has_version(self._directory) and marker.standing(self._directory) is None:
-            return Result("nothing", target, target, 0)  # the first start makes the table as configured
+            return await self._nothing()  # the first start makes the table as configured
         with marker.only_migrator(self._directory):
             if standing := self._standing(target):
                 return await self._resume(standing)
@@ -101,8 +101,7 @@ class Migrator:
             standing, last = marker.standing(self._directory), marker.last(self._directory)
             if standing is None:
                 if last is None or last.rollback:
-                    space = last.target if last else self._settings.space
-                    return Result("nothing", space, space, 0)
+                    return await self._nothing()
                 return await self._begin(last.source, rollback=True)
             if not standing.rollback:
                 if await self._is_untouched(standing):
@@ -147,8 +146,7 @@ class Migrator:
     async def _begin(self, target: Space, *, rollback: bool) -> Result:
         table = await self._open()
         if table.space == target:
-            rows, queued = await table.lance.count_rows(), await _queued(table)
-            return Result("nothing", target, target, rows, queued)
+            return await self._nothing()
         (await plan(table.lance, self._directory, table.space, target)).refuse_too_small(self._directory)
         # who wrote when the migration's lock was taken is done now, and nobody writes any more
         async with table.lock.hold():
@@ -269,6 +267,12 @@ class Migrator:
         except WarmstartError as error:
             log.warning("migration.statuses.later", reason=str(error)[:300])
             return None
+
+    async def _nothing(self) -> Result:
+        if not has_version(self._directory):
+            return Result("nothing", self._settings.space, self._settings.space, 0)
+        table = await self._open()
+        return Result("nothing", table.space, table.space, await table.lance.count_rows(), await _queued(table))
 
     def _step(self, migration: Migration, step: Step) -> Migration:
         moved = replace(migration, step=step)

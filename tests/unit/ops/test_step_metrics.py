@@ -65,7 +65,9 @@ def test_the_second_time_nothing_changes() -> None:
         path = f"{FOLDER}/warmstart-metrics.{kind}"
         is_ = f"user=root group=root mode=-rw-r--r-- atime=1 mtime=1 ctime=1 size={len(text)} '{path}'"
         there[re.compile(rf"\A! \(test -e {re.escape(path)} ")] = is_
-        there[re.compile(rf"md5sum {re.escape(path)}")] = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+        for method in ("md5", "sha1", "sha256"):
+            digest = hashlib.new(method, text.encode(), usedforsecurity=False).hexdigest()
+            there[f"{method}sum {path}"] = f"{digest}  {path}"
     unit = "Id=warmstart-metrics.timer"
     there["--property SubState"] = [unit, "SubState=waiting"]
     there["--property UnitFileState"] = [unit, "UnitFileState=enabled"]
