@@ -157,7 +157,7 @@ def _send(target: Target, archive: Archive, say: Callable[[str], None]) -> None:
         share = done / (archive.size or 1)
         if share >= told + PROGRESS_STEP:
             told = share - share % PROGRESS_STEP
-            say(f"    {min(share, 1):.0%} of {archive.size / MB:.0f} MB")
+            say(f"    {min(share, 1):.0%} of {archive.size / MB:.1f} MB")
 
     with tempfile.TemporaryFile() as said:
         remote = subprocess.Popen(ssh.command(target, *unpack), stdin=subprocess.PIPE, stdout=said, stderr=said)

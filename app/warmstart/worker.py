@@ -133,7 +133,7 @@ class Worker:
             wrote.clear()
             pause = 0.0
             try:
-                batch = None if await self._is_migrating() else await self._next_batch()
+                batch = await self._next_batch()
                 answers = await self._embed(batch) if batch else []
                 if writing:
                     await writing
@@ -167,7 +167,7 @@ class Worker:
         return len(batch.rows)
 
     async def _next_batch(self) -> _Batch | None:
-        if self._runtime.search.vectors_off:
+        if await self._is_migrating() or self._runtime.search.vectors_off:
             return None
         tenant = await self._inspector.next_queued_tenant(self._tenant)
         if tenant is None and self._tenant:

@@ -19,6 +19,8 @@ CPU_FLAGS: Final = ("avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe", "popc
 MIN_CPUS: Final = 2
 #: What remains of 4 GB when the kernel and the hypervisor took their part.
 MIN_RAM_MB: Final = 3500
+#: All memory limits are under three quarters of the RAM; Prometheus and those beside it have 304 MB of their own.
+MIN_RAM_WATCHED_MB: Final = 4400
 #: Images 4 GB, one release more during an upgrade, the model, data and backups.
 MIN_DISK_MB: Final = 10_000
 MIN_INODES: Final = 200_000
@@ -76,7 +78,7 @@ def apply(deploy: Deploy) -> None:
         key, _, value = line.partition(" ")
         answers.setdefault(key, []).append(value.strip())
     faults = [
-        *_system(answers), *_processor(answers), *_room(answers), *_clock(answers, asked, answered),
+        *_system(answers), *_processor(answers), *_room(answers, watched=deploy.target.alerts.wanted), *_clock(answers, asked, answered),
         *_ports(answers, deploy.target), *_others(answers),
     ]  # fmt: skip
     if deploy.target.domain:
@@ -124,10 +126,11 @@ def _processor(answers: Answers) -> Iterator[str]:
         yield f"{cpus} virtual processor: at least {MIN_CPUS} are needed"
 
 
-def _room(answers: Answers) -> Iterator[str]:
+def _room(answers: Answers, *, watched: bool) -> Iterator[str]:
     ram = _number(answers, "ram_kb")
-    if ram is None or ram // 1024 < MIN_RAM_MB:
-        yield f"{_mb(ram)} of RAM: at least {MIN_RAM_MB} MB are needed, a VM of 4 GB"
+    least, size = (MIN_RAM_WATCHED_MB, "6 GB, or an inventory without alerts") if watched else (MIN_RAM_MB, "4 GB")
+    if ram is None or ram // 1024 < least:
+        yield f"{_mb(ram)} of RAM: at least {least} MB are needed, a VM of {size}"
     free, where = _number(answers, "disk"), _one(answers, "disk").partition(" ")[2] or "/var"
     ours = any(line.endswith(f"|{PROJECT}") for line in answers.get("container", []))
     # what a deployed memory takes isn't free, and an upgrade needs room for the images' changes alone
@@ -191,20 +194,22 @@ def _others(answers: Answers) -> Iterator[str]:
 
 
 def _dns(deploy: Deploy, answers: Answers) -> list[str]:
-    """Every address of the domain is one of the VM's: a certificate authority may ask any of them."""
+    """Every address of the domain is one of the VM's, and served: a certificate authority may ask any of them."""
     domain, host = deploy.target.domain, deploy.target.host
     found = _resolve(domain)
     own = _resolve(host) | set(_one(answers, "addresses").split())
     if not found:
         hint = next((address for address in sorted(own) if _public(address)), "the VM's address")
         return [f"{domain} has no address: add an A record that leads to {hint} (it may take minutes until it is seen)"]
+    if newer := sorted(address for address in found if ":" in address):
+        return [f"{domain} has an AAAA record ({', '.join(newer)}), and only IPv4 is served: remove that record"]
     if strange := sorted(found - own):
         if not any(_public(address) for address in own):
             deploy.notes.append(NAT.format(domain=domain, found=", ".join(sorted(found))))
             return []
         return [
             f"{domain} leads to {', '.join(strange)}, which is not this VM ({', '.join(sorted(own))}): correct its A "
-            "and AAAA records; a proxy in between would keep caddy from getting a certificate"
+            "record; a proxy in between would keep caddy from getting a certificate"
         ]
     return []
 

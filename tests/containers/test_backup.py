@@ -304,7 +304,6 @@ def test_live_memories_are_not_replaced_unless_asked_for(vm: Vm, key: str) -> No
 
 def test_a_lost_machine_comes_back_on_a_new_one(vm: Vm, key: str) -> None:
     """It has other secrets and an empty repository of its own; of the old one there is no more than what is offsite."""
-    vm.run("backup")
     before = vm.there(key)
     assert before == vm.saved
     old = {name: vm.secret("secrets", name) for name in ("POSTGRES_PASSWORD", "REDIS_PASSWORD")}

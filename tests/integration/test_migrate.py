@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import shutil
@@ -20,7 +19,7 @@ import pytest
 from fakes.migrations import NEW, OLD, Command, contents, make_store, migrated, rows_of, space
 from fakes.store import row as new_row
 from integration.conftest import TestServer
-from integration.service import fresh_database
+from integration.service import fresh_database, until
 from warmstart.errors import Conflict, DiskFull, Migrating, StoreUnavailable
 from warmstart.migrate import Migrator, dump
 from warmstart.store import marker
@@ -85,14 +84,17 @@ async def test_the_dump_stays_private_and_gives_every_row(tmp_path: Path) -> Non
     rows = await made(tmp_path, 40)
     done = await migrator(Command(tmp_path, 4)).migrate(4)
     folder = Path(done.dump or "")
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert modes(folder) == (0o700, {0o600})
     manifest = dump.manifest_of(folder)
     dump.check(folder, manifest)
     [kept] = dump.rows_behind(folder, 0)
     assert [r["created_at"] for r in kept] == sorted((r["created_at"] for r in rows), reverse=True)
     by_id = {r["id"]: r for r in rows}
     assert all(r | {"embedding": by_id[r["id"]]["embedding"]} == by_id[r["id"]] for r in kept)
+
+
+def modes(folder: Path) -> tuple[int, set[int]]:
+    return stat.S_IMODE(folder.stat().st_mode), {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
 
 
 async def test_there_already_is_nothing_to_do(tmp_path: Path) -> None:
@@ -149,14 +151,13 @@ async def test_another_model_of_the_same_width_drops_nothing(tmp_path: Path) -> 
 # -- cut off
 
 
-class _Killed(BaseException):
+class Killed(BaseException):
     """Stands in for a death between two calls, where a real one would only be slow."""
 
 
 @pytest.mark.parametrize("dim", [4, 8])
 async def test_cut_off_between_any_two_reports(tmp_path: Path, dim: int) -> None:
     rows = await made(tmp_path, 1_100)
-    command = Command(tmp_path, dim)
     reports = 0
     for stop in range(1, 200):
         calls = 0
@@ -165,14 +166,14 @@ async def test_cut_off_between_any_two_reports(tmp_path: Path, dim: int) -> None
             nonlocal calls
             calls += 1
             if calls == stop:
-                raise _Killed
+                raise Killed
 
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
         shutil.copytree(tmp_path / "lancedb", tmp_path / "copy" / "lancedb")
         copy = Command(tmp_path / "copy", dim)
         try:
             await migrator(copy, progress).migrate(dim)
-        except _Killed:
+        except Killed:
             reports += 1
         else:
             break
@@ -249,9 +250,9 @@ async def test_a_second_migrator_is_refused(tmp_path: Path) -> None:
 async def stopped(command: Command, at: str) -> None:
     def progress(step: str, done: int, total: int) -> None:
         if step == at:
-            raise _Killed
+            raise Killed
 
-    with pytest.raises(_Killed):
+    with pytest.raises(Killed):
         await migrator(command, progress).migrate(command.dim)
 
 
@@ -307,9 +308,9 @@ async def test_a_rollback_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
     def progress(step: str, done: int, total: int) -> None:
         if step == "reload" and done:
-            raise _Killed
+            raise Killed
 
-    with pytest.raises(_Killed):
+    with pytest.raises(Killed):
         await migrator(command, progress).rollback()
     with pytest.raises(Conflict, match="--rollback"):
         await migrator(command).migrate(4)
@@ -333,7 +334,7 @@ async def test_a_full_disk_during_the_dump_leaves_all_as_it_was(
 ) -> None:
     rows = await made(tmp_path, 20)
     command = Command(tmp_path, 4)
-    monkeypatch.setattr(dump, "_create", lambda path: open("/dev/full", "wb", buffering=0))
+    monkeypatch.setattr(dump, "_create", lambda _: open("/dev/full", "wb", buffering=0))  # noqa: SIM115
     with pytest.raises(DiskFull, match="nothing was changed"):
         await migrator(command).migrate(4)
     assert marker.standing(command.store) is None
@@ -441,11 +442,14 @@ async def test_status_rows_are_queued_anew(tmp_path: Path, postgres_session: Tes
     dsn = await fresh_database(postgres_session.dsn)
     books = Bookkeeping(dsn)
     await books.open()
+
+    async def written() -> bool:
+        return not books.waiting
+
     try:
         for n in range(12_000):
             books.note(f"mem_{n}", "tenant-1", "ready" if n % 2 else "failed", attempts=3, reason="x", space="{}")
-        while books.waiting:
-            await asyncio.sleep(0.05)
+        await until(written, 30)
         done = Command(tmp_path, 4, DATABASE_URL=dsn).run()
         assert done["statuses"] == 12_000
         assert await books.status_counts("tenant-1") == {"queued": 12_000}

@@ -79,10 +79,11 @@ def build_disk() -> None:
         build.run("mmdebstrap", *options, "--format=directory", build.SUITE, root, *image.sources())
         for home, owner in image.HOMES.items():
             folder = root / home / ".ssh"
-            folder.mkdir(mode=0o700)
+            folder.mkdir(exist_ok=True)
             (folder / "authorized_keys").write_text(keys)
-            for path in (folder, folder / "authorized_keys"):
+            for path, mode in ((folder, 0o700), (folder / "authorized_keys", 0o600)):
                 os.chown(path, owner, owner)
+                path.chmod(mode)
         for name in ("vmlinuz", "initrd.img"):
             # links that are right inside of the new root alone
             shutil.copyfile(next((root / "boot").glob(f"{name}-*")), DISK / name)
