@@ -39,6 +39,9 @@ STEPS: Final = (
     "smoke", "keys", "backup", "metrics", "prune",
 )  # fmt: skip
 CONNECT_TIMEOUT_S: Final = 10
+# what pyinfra says is told where it matters, by the watcher below
+logger.addHandler(logging.NullHandler())
+logger.propagate = False
 #: Lines of a failed operation's output that are shown.
 LAST_LINES: Final = 40
 #: Deploys that the VM remembers.
@@ -157,7 +160,6 @@ def run(deploy: Deploy, steps: Sequence[str] = STEPS) -> None:
         watcher = _Watcher(deploy.say)
         state.add_callback_handler(watcher)
         logger.addHandler(watcher)
-        logger.propagate = False
         lock = importlib.import_module("ops.steps.lock")
         try:
             for name in steps:

@@ -43,9 +43,11 @@ def quoted(name: str, value: str) -> str:
         return value
     if not re.search(r'["\\$`]', value):
         return f'"{value}"'
-    if "'" not in value:
+    if "'" not in value and not value.endswith("\\"):
         return f"'{value}'"
-    raise Refused([f"settings: {name} has both kinds of quotes, which an env file can't hold"])
+    raise Refused(
+        [f"settings: {name} has both kinds of quotes, or a backslash at its end: an env file can't hold that"]
+    )
 
 
 def _faults(target: Target, values: dict[str, str]) -> list[str]:

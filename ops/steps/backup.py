@@ -97,12 +97,13 @@ def _put(deploy: Deploy, settings: str) -> None:
 
 def _timer(name: str, what: str, calendar: str) -> None:
     service = SERVICE.format(what=what, program=PROGRAM, command=name)
-    units = {"service": service, "timer": TIMER.format(what=what, calendar=calendar)}
-    for kind, text in units.items():
+    # a timer that runs goes on by its old hour until it is started anew
+    anew = [f"systemctl try-restart warmstart-{name}.timer"]
+    units = {"service": (service, []), "timer": (TIMER.format(what=what, calendar=calendar), anew)}
+    for kind, (text, then) in units.items():
         written(
             name=f"The unit warmstart-{name}.{kind}", path=f"/etc/systemd/system/warmstart-{name}.{kind}", text=text,
-            # a timer that runs goes on by its old hour until it is started anew
-            then=["systemctl daemon-reload", f"systemctl try-restart warmstart-{name}.timer"],
+            then=["systemctl daemon-reload", *then],
         )  # fmt: skip
     systemd.service(
         name=f"The timer warmstart-{name} runs", service=f"warmstart-{name}.timer", running=True, enabled=True

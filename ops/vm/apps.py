@@ -83,6 +83,11 @@ class Apps:
 
     # -- containers of a moment
 
+    @property
+    def database_network(self) -> str:
+        """The service's own way to its database."""
+        return f"{self.stack.project}_{'backend' if self.own_postgres else 'edge'}"
+
     def name(self, what: str) -> str:
         return f"{self.stack.project}-{what}"
 

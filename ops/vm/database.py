@@ -98,14 +98,17 @@ class Live:
             else:
                 self._elsewhere(words, stdout=file)
 
-    def restore(self, dump: Path) -> Rows | None:
+    def restore(self, dump: Path, *, resumed: bool) -> Rows | None:
         """Rows by table of what is now there. None: a database elsewhere that has its data is left as it is.
 
-        Of the stack's own server the database that was there stays, by another name, until `drop_before`.
+        Of the stack's own server the database that was there stays, by another name, until `drop_before`. Where a
+        killed restore is `resumed`, that name is taken already, and what is there is what that one put there.
         """
         if not self.apps.own_postgres:
             return self._restore_elsewhere(dump)
         server = self._own()
+        if not resumed:
+            self.drop_before()
         server.sql(f"DROP DATABASE IF EXISTS {_RESTORED} WITH (FORCE);\nCREATE DATABASE {_RESTORED};")
         rows = server.fill(dump, _RESTORED)
         server.sql(_SWAP)
@@ -132,7 +135,7 @@ class Live:
         environment = libpq_environment(self.apps.database_url)
         command = [
             "docker", "run", "--rm", "--interactive", "--name", self.apps.name("database"), *HARDENED,
-            "--memory", MEMORY, "--user", USER, "--tmpfs", "/tmp",  # noqa: S108
+            "--network", self.apps.database_network, "--memory", MEMORY, "--user", USER, "--tmpfs", "/tmp",  # noqa: S108
             *(word for name in environment for word in ("--env", name)),
             "--entrypoint", words[0], self.apps.image("postgres"), *words[1:],
         ]  # fmt: skip

@@ -91,8 +91,9 @@ class Restore:
     def __init__(self, stack: Stack, repository: Repository, snapshot: Snapshot, progress: Progress) -> None:
         self.stack, self.repository, self.snapshot, self.progress = stack, repository, snapshot, progress
         self.apps = Apps.of(stack)
-        #: while it is there, a restore is under way, or was killed: what it finds is its own
         self._marker = stack.state / "restore-under-way"
+        #: One was killed, and nothing has served since: what is there is of that one, and what it set aside counts.
+        self._resumed = self._marker.exists() and not any(c.running for name in WRITERS for c in stack.containers(name))
 
     def run(self, replace: str) -> None:
         try:
@@ -119,6 +120,8 @@ class Restore:
             self.progress.begin("look at the backup")
             inventory = self.apps.inventory("restore-look", folder / "data", against=folder / "inventory.json")
             self.progress.done(f"it has {inventory['rows']} memories of {len(inventory['tenants'])} tenants, all whole")
+            if not self._resumed:
+                self._clear()
             self._marker.touch()
             self._stop_writers()
             self._put_secrets(folder / "etc")
@@ -127,6 +130,7 @@ class Restore:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         self._serve()
+        Live(self.apps).drop_before()
         self._clear()
         self.progress.done(f"restored: {inventory['rows']} memories of {len(inventory['tenants'])} tenants serve again")
         print(
@@ -147,7 +151,7 @@ class Restore:
         host = socket.gethostname()
         if replace and replace != host:
             raise Refused(f"--replace names {replace}, and this host is {host}: nothing was done")
-        if replace or self._marker.exists():
+        if replace or self._resumed:
             return
         if found := self._live_data():
             raise Refused(f"there are {found} on this host. To replace them with the backup: --replace {host}")
@@ -227,7 +231,7 @@ class Restore:
 
     def _restore_database(self, folder: Path) -> None:
         expected = json.loads((folder / "rows.json").read_text())
-        rows = Live(self.apps).restore(folder / "database.dump")
+        rows = Live(self.apps).restore(folder / "database.dump", resumed=self._resumed)
         if rows is None:
             self.progress.done("bookkeeping: its server is not this machine and has its data, so it is left as it is")
             return
@@ -261,8 +265,7 @@ class Restore:
         self.progress.begin("verification")
         found = self.apps.inventory(
             "restore-verify", self.apps.volume, against=folder / "inventory.json",
-            network=f"{self.stack.project}_{'backend' if self.apps.own_postgres else 'edge'}",
-            database_url=self.apps.database_url,
+            network=self.apps.database_network, database_url=self.apps.database_url,
         )  # fmt: skip
         self.progress.done(f"verified in its place: {found['rows']} memories, counts and hashes as in the backup")
 
@@ -271,11 +274,10 @@ class Restore:
         self._roll_out.rollout()
 
     def _clear(self) -> None:
-        """What was there before is of no use any more."""
-        shutil.rmtree(self._aside, ignore_errors=True)
-        shutil.rmtree(self.stack.state / BEFORE, ignore_errors=True)
-        Live(self.apps).drop_before()
-        self._marker.unlink()
+        """What was set aside, by this restore or by one that was killed when it served already, is of no more use."""
+        for folder in (self._aside, self._aside.with_name(f"{BEFORE}.new"), self.stack.state / BEFORE):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._marker.unlink(missing_ok=True)
 
 
 def _empty(folder: Path) -> None:

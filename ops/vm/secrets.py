@@ -101,8 +101,10 @@ def render(values: Mapping[str, str]) -> str:
     """For Compose, which reads it back as it was. Raises Refused for what such a file can't hold."""
     lines = []
     for name, value in sorted(values.items()):
-        if "\n" in value or "'" in value:
-            raise Refused(f"{name} has a line break or a single quote, which its file can't hold: give one without")
+        if "\n" in value or "'" in value or value.endswith("\\"):
+            raise Refused(
+                f"{name} has a line break, a single quote or a backslash at its end: its file can't hold that"
+            )
         lines.append(f"{name}={value}" if PLAIN.fullmatch(value) else f"{name}='{value}'")
     return "\n".join(lines) + "\n"
 

@@ -78,7 +78,8 @@ def _run(stack: Stack, release: Release, base: str | None, key: str) -> str:
         way = _public(stack, settings, folder) if base is None else _inner(stack, base)
         image = release.images[SLOTS[0]]
         command = [
-            "docker", "run", "--rm", f"--name={stack.project}-smoke-{os.getpid()}", "--log-driver=none", *HARDENED, *way[0], "--env-file", str(environment),
+            "docker", "run", "--rm", f"--name={stack.project}-smoke-{os.getpid()}", "--log-driver=none",
+            *HARDENED, *way[0], "--env-file", str(environment),
             image.id or image.name, "smoke", "--timeout", str(TIMEOUT_S), "--mode", mode, *way[1],
         ]  # fmt: skip
         try:

@@ -206,7 +206,10 @@ def vm(make_stack: Callable[..., Stack], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def key(vm: Vm) -> str:
-    return vm.stack.create_key()
+    made = vm.stack.create_key()
+    with vm.stack.client(made) as client:
+        wait_until("it is known", lambda: client.get("/v1/memories").status_code == 200)
+    return made
 
 
 # -- tests, in this order: each goes on where the one before it ended
@@ -332,29 +335,32 @@ def test_a_mishap_is_undone(vm: Vm, key: str) -> None:
     """On the same machine, whose passwords were changed since; what came after the backup is gone, and that is said."""
     before = vm.there(key)
     secrets = (vm.etc / "secrets.env").read_text()
+    lines = sorted(secrets.splitlines())
     with vm.stack.client(key) as client:
         vm.save(client, "saved after the backup")
         for memory_id in list(before)[:3]:
             client.delete(f"/v1/memories/{memory_id}", params={"hard": True}).raise_for_status()
     (vm.etc / "secrets.env").write_text(re.sub(r"(?m)^(POSTGRES_PASSWORD)=.*$", r"\1=another", secrets))
     vm.run("restore", "--replace", socket.gethostname())
-    assert (vm.etc / "secrets.env").read_text() == secrets
+    assert sorted((vm.etc / "secrets.env").read_text().splitlines()) == lines
     assert vm.there(key) == before
     assert not vm.leftovers()
 
 
 @pytest.fixture
 def elsewhere(vm: Vm) -> Iterator[Callable[[], str]]:
-    """Makes servers that are no part of the stack; the URL of each, by its address in docker's own network."""
+    """Makes servers that are no part of the stack; the URL of each, by its address in the outer network."""
     names: list[str] = []
 
     def make() -> str:
         names.append(f"{PROJECT}-elsewhere-{len(names)}")
         env = ("POSTGRES_USER=else where", "POSTGRES_DB=main", "POSTGRES_PASSWORD=p:@/ss")
         words = [word for one in env for word in ("--env", one)]
-        command("docker", "run", "--detach", "--name", names[-1], *words, build.tag("postgres"))
-        template = "{{.NetworkSettings.Networks.bridge.IPAddress}}"
-        address = command("docker", "inspect", "--format", template, names[-1]).strip()
+        network = f"{PROJECT}_edge"
+        where = ["--name", names[-1], "--network", network, "--user", "999:999"]
+        command("docker", "run", "--detach", *where, *words, build.tag("postgres"))
+        [found] = json.loads(command("docker", "inspect", names[-1]))
+        address = found["NetworkSettings"]["Networks"][network]["IPAddress"]
         wait_until("it answers", lambda: socket.create_connection((address, 5432), 1).close() or True)
         return f"postgresql://else%20where:p%3A%40%2Fss@{address}/main?connect_timeout=10"
 
@@ -369,9 +375,9 @@ def test_a_database_elsewhere_is_dumped_and_filled(vm: Vm, elsewhere: Callable[[
     dump = tmp_path / "database.dump"
     source.dump(dump)
     assert rows_of_dump(source.apps, dump) == {"public.t": 2}
-    assert target.restore(dump) == {"public.t": 2}
+    assert target.restore(dump, resumed=False) == {"public.t": 2}
     # it has data by now
-    assert target.restore(dump) is None
+    assert target.restore(dump, resumed=False) is None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ import build
 import httpx
 import init_env
 import pytest
-from stack import COMPOSE, ROOT, SERVICES, Stack, clean_environment, command
+from stack import COMPOSE, ROOT, SERVICES, Stack, clean_environment, command, wait_until
 
 PROJECT: Final = "warmstart-roll"
 CLIENTS: Final = 4
@@ -35,6 +36,7 @@ GATE_S: Final = 5
 RUN_TIMEOUT_S: Final = 300
 BROKEN: Final = {
     "crash": 'ENTRYPOINT ["sh", "-c", "echo it was born to die; exit 3"]',
+    "worker": 'ENTRYPOINT ["sh", "-c", "test $0 = worker && exit 3; exec warmstart $0 $@"]',
     "mute": 'ENTRYPOINT ["sh", "-c", "trap exit TERM; echo it keeps silent; sleep 600 & wait"]',
 }
 #: The program as it is, but for the patience of its gate.
@@ -61,7 +63,7 @@ class Vm:
         shutil.copy(COMPOSE / "compose.yml", folder / "compose")
         text = (COMPOSE / "caddy/Caddyfile").read_text()
         (folder / "compose/caddy/Caddyfile").write_text(caddyfile(text))
-        images = {name: app if name in APP else build.tag(OTHER.get(name, name)) for name in (*SERVICES, "api-b")}
+        images = {name: app if name in APP else f"{PROJECT}/{name}" for name in (*SERVICES, "api-b")}
         lines = ["services:"]
         for service, image in images.items():
             lines += [f"  {service}:", f"    image: {image}", "    pull_policy: never", "    build: !reset null"]
@@ -116,7 +118,6 @@ class Vm:
 
 
 APP: Final = ("api", "api-b", "worker", "redis-rest")
-OTHER: Final = {"embeddings": "tei"}
 
 
 def image_id(name: str) -> str:
@@ -145,6 +146,10 @@ def vm(make_stack: Callable[..., Stack], tmp_path_factory: pytest.TempPathFactor
         (etc / f"{name}.env").write_text("".join(f"{line}\n" for line in lines if bool(secret.match(line)) is kept))
     made = Vm(root, stack)
     names = {name: derive(name, f"LABEL release={name}") for name in ("first", "second")}
+    # names of their own, as those of releases: the tests' names move on with the next build
+    others = [name for name in SERVICES if name not in APP]
+    for name in others:
+        command("docker", "tag", build.tag({"embeddings": "tei"}.get(name, name)), f"{PROJECT}/{name}")
     names |= {name: derive(name, line) for name, line in BROKEN.items()}
     down = ("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "10")
     stack.compose(*down)  # of a run that was killed
@@ -156,7 +161,7 @@ def vm(make_stack: Callable[..., Stack], tmp_path_factory: pytest.TempPathFactor
         yield made
     finally:
         stack.compose(*down)
-        command("docker", "image", "rm", "--force", *names.values())
+        command("docker", "image", "rm", "--force", *names.values(), *(f"{PROJECT}/{name}" for name in others))
 
 
 @pytest.fixture(scope="module")
@@ -281,8 +286,34 @@ def test_rules_that_caddy_refuses_are_taken_back(vm: Vm, key: str) -> None:
     assert vm.containers() == before
 
 
+def test_a_worker_that_dies_takes_the_traffic_back_too(vm: Vm, key: str) -> None:
+    """By then all requests went to the new api."""
+    before = vm.containers()
+    with load(vm, key, "worker"):
+        said = vm.run("rollout", "worker", code=1, gate_s=60)
+    for words in ("traffic: to api", "worker does not stay up", "undo: traffic: to api-b", "undone: second serves"):
+        assert words in said
+    after = vm.containers()
+    assert {name: image for name, (_, _, image) in after.items()} == {name: i for name, (_, _, i) in before.items()}
+    assert after["api-b"] == before["api-b"]
+
+
+def test_a_lost_connection_is_no_reason_to_stop_and_a_signal_is(vm: Vm, key: str) -> None:
+    before = vm.containers()
+    with vm.start("rollout", "first") as program:
+        wait_until("the new api is there", lambda: "api" in vm.containers(), every_s=0.1)
+        program.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        program.send_signal(signal.SIGTERM)
+        said, _ = program.communicate(timeout=RUN_TIMEOUT_S)
+    assert program.returncode == 1
+    assert "Failed: stopped by SIGTERM" in said
+    assert "undone: second serves" in said
+    assert vm.containers() == before
+
+
 def kill_at(vm: Vm, release: str, line: str, after_s: float) -> None:
-    """kill -9, so long after it has said `line`."""
+    """kill -9, so long after it has said `line`, or started."""
     with vm.start("rollout", release) as program:
         assert program.stdout is not None
         said = ""
@@ -294,40 +325,34 @@ def kill_at(vm: Vm, release: str, line: str, after_s: float) -> None:
         program.kill()
 
 
-def test_a_roll_out_that_is_killed_is_carried_on(vm: Vm, key: str) -> None:
-    """In turn to the one release and to the other: while the new api starts, and when it has the traffic."""
-    for release, line, after_s in (
-        ("first", "", 1.0), ("second", "inner smoke", 0.0), ("first", "traffic", 1.0), ("second", "public smoke", 0.5),
-    ):  # fmt: skip
-        with load(vm, key, f"killed {after_s} s after {line or 'the start'}"):
-            if line:
-                kill_at(vm, release, line, after_s)
-            else:
-                with vm.start("rollout", release) as program:
-                    time.sleep(after_s)
-                    program.kill()
-            vm.run("rollout", release)
-        assert vm.linked("current") == release
-        assert sorted(vm.containers()) == sorted({*SERVICES, vm.serving} - {"api"} | {vm.serving})
-        assert vm.pending(release)["app"] == {}
+def test_a_roll_out_that_is_killed_again_and_again_is_carried_on(vm: Vm, key: str) -> None:
+    with load(vm, key, "killed"):
+        for line, after_s in (
+            ("", 1.0),  # the new api starts
+            ("new api", 0.5),  # its smoke test
+            ("traffic", 1.0),  # the worker changes over
+            ("redis-rest and worker", 0.5),  # the public smoke test
+            ("public smoke", 0.2),  # the old api ends
+        ):
+            kill_at(vm, "first", line, after_s)
+        vm.run("rollout", "first")
+    assert (vm.linked("current"), vm.linked("previous"), vm.serving) == ("first", "second", "api")
+    assert sorted(vm.containers()) == sorted(SERVICES)
+    assert vm.pending("first")["app"] == {}
 
 
-def test_a_flag_that_is_lost_is_found_by_what_runs(vm: Vm, key: str) -> None:
+def test_a_flag_that_is_wrong_is_put_right_by_what_runs(vm: Vm, key: str) -> None:
     before = vm.containers()
-    assert sum(name in before for name in ("api", "api-b")) == 1
-    if "api-b" in before:
-        vm.flag.unlink()
-    else:
-        vm.flag.touch()
-    vm.run("rollout", vm.linked("current"))
+    vm.flag.touch()
+    assert "traffic: to api" in vm.run("rollout", "first")
     assert vm.containers() == before
-    assert vm.serving in before
+    assert vm.serving == "api"
 
 
 def test_a_rollback_goes_to_the_release_before(vm: Vm, key: str) -> None:
-    current, previous = vm.linked("current"), vm.linked("previous")
-    vm.run("rollback")
-    assert (vm.linked("current"), vm.linked("previous")) == (previous, current)
+    with load(vm, key, "rollback"):
+        vm.run("rollback")
+    assert (vm.linked("current"), vm.linked("previous"), vm.serving) == ("second", "first", "api-b")
 
 
 def test_what_is_not_there_is_refused(vm: Vm) -> None:

@@ -23,7 +23,8 @@ IMAGES: Final = {
     "postgres": build.tag("postgres"), "redis": build.tag("redis"),
 }  # fmt: skip
 GIT_TIMEOUT_S: Final = 60
-OPS_TIMEOUT_S: Final = 600
+#: The first deploy to an emulated machine takes a quarter of an hour.
+OPS_TIMEOUT_S: Final = 1800
 #: One person and one time for all commits: the same files are the same commit, for every operator.
 IDENTITY: Final = {
     f"GIT_{role}_{field}": value

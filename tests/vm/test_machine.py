@@ -23,14 +23,13 @@ def bare(run_machine: RunMachine) -> Iterator[Machine]:
 
 
 def test_it_is_bare(bare: Machine) -> None:
-    for program in ("docker", "containerd", "restic", "nft", "ufw", "pip3", "git"):
-        assert bare.ssh(f"command -v {program}", check=False).code == 1, program
+    programs = "sh docker containerd restic nft iptables ufw pip3 git"
+    assert bare.ssh(f"for name in {programs}; do command -v $name; done; true").out == "/usr/bin/sh\n"
     assert bare.ssh("python3 -c 'import importlib.metadata as m; print(*m.distributions())'").out.strip() == ""
     assert bare.ssh("apt-config dump APT::Install-Recommends").out.strip() in ("", 'APT::Install-Recommends "1";')
     listening = {line.split()[3] for line in bare.ssh("ss --tcp --listening --numeric --no-header").out.splitlines()}
     assert {where.rpartition(":")[2] for where in listening if not where.startswith("127.")} == {"22"}
-    assert bare.ssh("systemctl is-system-running").out.strip() == "running"
-    assert bare.ssh("systemctl --failed --no-legend").out == ""
+    assert bare.ssh("systemctl --failed --no-legend; systemctl is-system-running").out == "running\n"
 
 
 @pytest.mark.parametrize("operator", image.OPERATORS)

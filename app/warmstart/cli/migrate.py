@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from warmstart.cli import output
+from warmstart.cli.serve import limit_malloc_arenas
 from warmstart.config import Settings, Space, load
 from warmstart.home import Home, refuse_root
 
@@ -48,6 +49,7 @@ def dimension(to: int | None, only_plan: bool, rollback: bool, allow_root: bool,
     if rollback == (to is not None) or (rollback and only_plan):
         raise click.UsageError("say either --to N (with --plan or without) or --rollback")
     output.log_quietly()
+    limit_malloc_arenas()
     settings = load()
     refuse_root(allow_root)
     Home(settings.warmstart_home).check_version()

@@ -188,7 +188,9 @@ class Migrator:
             statuses = await self._reset_statuses()
             migration = self._step(migration, "index")
             retention = timedelta(seconds=self._settings.version_retention_s)
-            await rebuild.index(table, retention, lambda *done: self._progress("index", *done))
+            self._progress("index", 0, 1)
+            await rebuild.index(table, retention)
+            self._progress("index", 1, 1)
             migration = self._step(migration, "verify")
             if await self._is_right(table, manifest):
                 marker.end(self._directory, migration)

@@ -11,7 +11,6 @@ from typing import Final
 
 import lancedb
 import pyarrow as pa
-from lancedb.index import FTS, BTree
 
 from warmstart.config import Space
 from warmstart.migrate import dump
@@ -21,7 +20,7 @@ from warmstart.store.journal import JournalWriter, Rows, merge
 from warmstart.store.lock import FileLock, sync_filesystem
 from warmstart.store.maintenance import VECTOR_INDEX
 from warmstart.store.repair import has_version, mark_synced
-from warmstart.store.schema import BTREE_COLUMNS, FTS_OPTIONS, SPACE_KEY, TABLE, Row, schema
+from warmstart.store.schema import SPACE_KEY, TABLE, Row, schema
 from warmstart.store.table import Table, translated
 
 #: For the journal: no row is other than before.
@@ -100,20 +99,11 @@ def _unlike_queued() -> str:
     return (where.is_not_null("embedding") | where.none_of("embedding_status", ["queued"])).sql
 
 
-async def index(table: Table, retention: timedelta, report: Report) -> None:
-    """One fragment instead of one a batch, and each index over all of it."""
-    steps = len(BTREE_COLUMNS) + 2
+async def index(table: Table, retention: timedelta) -> None:
+    """One fragment instead of one a batch, and all rows folded into each index."""
     with translated("index"):
         async with changing(table, _NOTHING):
             await table.lance.optimize(cleanup_older_than=retention)
-        for done, column in enumerate(BTREE_COLUMNS, 1):
-            report(done, steps)
-            async with changing(table, _NOTHING):
-                await table.lance.create_index(column, config=BTree(), replace=True)
-        report(steps - 1, steps)
-        async with changing(table, _NOTHING):
-            await table.lance.create_index("search_text", config=FTS(**FTS_OPTIONS), replace=True)
-    report(steps, steps)
 
 
 async def is_whole(table: Table, manifest: Manifest, report: Report) -> bool:

@@ -68,7 +68,7 @@ def test_what_has_to_be_told_is_told() -> None:
 
 def test_each_alert_is_tested_firing_and_silent() -> None:
     expected: dict[str, set[bool]] = {name: set() for name in NAMES}
-    for case in load_yaml(PROMETHEUS / "tests.yml")["tests"]:
+    for case in load_yaml(ROOT / "tests" / "containers" / "alert_cases.yml")["tests"]:
         for one in case["promql_expr_test"]:
             [name] = re.findall(r'alertname="(\w+)"', one["expr"])
             expected[name].add(bool(one["exp_samples"]))

@@ -72,7 +72,7 @@ def loaded(archive: carry.Archive) -> dict[str, bytes]:
     carry.write(archive, out, lambda done: None)
     out.seek(0)
     with tarfile.open(fileobj=out) as tar:
-        return {m.name: file.read() if (file := m.isfile() and tar.extractfile(m) or None) else b"" for m in tar}
+        return {m.name: tar.extractfile(m).read() if m.isfile() else b"" for m in tar}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("oci", [False, True])

@@ -58,7 +58,8 @@ class TestRelease:
     def test_a_bare_machine(self, run: Callable[..., Any], source: Any) -> None:
         ran, made = run({": releases on": "", "secrets --pending": {"success": False, "stderr": "not found"}})
         assert list(ran.operations) == [
-            f"Lay down release {made.id}", "The VM's program is this release's", "Secrets on the VM: those that are missing",
+            f"Lay down release {made.id}", "The VM's program is this release's",
+            "Secrets on the VM: those that are missing",
         ]  # fmt: skip
         assert made.id.endswith(source.short)
         assert not made.laid_down

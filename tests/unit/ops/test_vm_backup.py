@@ -416,6 +416,26 @@ def test_a_password_comes_by_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
     assert restore._given() == {}
 
 
+@pytest.mark.parametrize(("marked", "running", "resumed"), [(1, 0, True), (1, 1, False), (0, 0, False)])
+def test_a_killed_restore_is_resumed_unless_the_service_has_run_since(
+    marked: int, running: int, resumed: bool, tmp_path: Path
+) -> None:
+    stack: Any = SimpleNamespace(
+        state=tmp_path, current=lambda: "first", containers=lambda name: [SimpleNamespace(running=bool(running))]
+    )
+    if marked:
+        (tmp_path / "restore-under-way").touch()
+    made = restore.Restore(stack, None, None, task.Progress())  # type: ignore[arg-type]
+    assert made._resumed is resumed
+    made.apps = SimpleNamespace(volume=tmp_path, store_path="lancedb")  # type: ignore[assignment]
+    made._live_data = lambda: "3 memories"  # type: ignore[method-assign]
+    if resumed:
+        made._refuse_live_data("")
+    else:
+        with pytest.raises(Refused, match="there are 3 memories on this host"):
+            made._refuse_live_data("")
+
+
 class Killed(BaseException):
     pass
 
