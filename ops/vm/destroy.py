@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any, Final
 
+from .host import names
 from .stack import Refused, Stack
 
 UNITS: Final = Path("etc/systemd/system")
@@ -26,8 +26,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _destroy(args: argparse.Namespace) -> int:
     stack = Stack.from_environment()
-    if args.confirm not in _names(stack):
-        raise Refused(f"{args.confirm!r} is not this machine, which is known as {', '.join(sorted(_names(stack)))}")
+    if args.confirm not in (known := names(stack)):
+        raise Refused(f"{args.confirm!r} is not this machine, which is known as {', '.join(sorted(known))}")
     with stack.lock("destroy"):
         print("timers", flush=True)
         _remove_units(stack)
@@ -40,28 +40,6 @@ def _destroy(args: argparse.Namespace) -> int:
     kept = "" if args.backups or not (stack.root / BACKUPS).exists() else f"; the backups are still in /{BACKUPS}"
     print(f"Everything of Warmstart is gone{kept}. Images go with `docker image prune --all`.")
     return 0
-
-
-def _names(stack: Stack) -> set[str]:
-    """What an operator may call this machine: by name, and by the addresses it has."""
-    names = {socket.gethostname(), socket.getfqdn(), "localhost", "127.0.0.1"}
-    names |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)} if _resolves() else set()
-    listed = subprocess.run(["hostname", "--all-ip-addresses"], capture_output=True, text=True)
-    names |= set(listed.stdout.split())
-    if (settings := stack.etc / "settings.env").exists():
-        for line in settings.read_text().splitlines():
-            name, _, value = line.partition("=")
-            if name in ("DOMAIN", "ADDRESS") and value.strip("\"'"):
-                names.add(value.strip("\"'"))
-    return names
-
-
-def _resolves() -> bool:
-    try:
-        socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
-        return False
-    return True
 
 
 def _remove_units(stack: Stack) -> None:

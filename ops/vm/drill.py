@@ -43,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
             _drill(stack, Backups.of(stack).named(args.repository), args.snapshot, progress, result)
         result["ok"] = True
     except Exception as error:  # whatever it is, it must be known by the record that there is no good one
-        result |= {"part": progress.part, "reason": str(error) if isinstance(error, VmError) else repr(error)}
+        result |= {
+            "part": progress.part,
+            "reason": str(error) if isinstance(error, VmError) else f"{type(error).__name__}: {error}",
+        }
     result |= {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": progress.seconds}
     record(stack.state / "drill.json", result)
     if result["ok"]:

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from .database import BEFORE as DATABASE_BEFORE
 from .database import Live, differences
 from .drill import fetch, opened
 from .gate import Signals
+from .host import names
 from .repository import Backups, Repository, Snapshot
 from .rollout import RollOut
 from .stack import SLOTS, Refused, Stack, VmError
@@ -148,13 +148,13 @@ class Restore:
         self.stack.run(["docker", "volume", "create", *words, f"{self.stack.project}_data"])
 
     def _refuse_live_data(self, replace: str) -> None:
-        host = socket.gethostname()
-        if replace and replace != host:
-            raise Refused(f"--replace names {replace}, and this host is {host}: nothing was done")
+        known = names(self.stack)
+        if replace and replace not in known:
+            raise Refused(f"--replace names {replace}, and this is {', '.join(sorted(known))}: nothing was done")
         if replace or self._resumed:
             return
         if found := self._live_data():
-            raise Refused(f"there are {found} on this host. To replace them with the backup: --replace {host}")
+            raise Refused(f"there are {found} on this host. To replace them with the backup: --replace HOST")
 
     def _live_data(self) -> str:
         """What would be lost, in words; empty where nothing would."""

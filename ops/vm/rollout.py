@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -46,8 +47,9 @@ class RollOut:
         try:
             with phase("services") as done:
                 done += lay_files(self.stack, self.release)
-                for name in names:
-                    done += self._converge(self.release, name, services[name])
+                # the others first: caddy, where it is replaced, cuts connections
+                for some in (names[:-1], names[-1:]):
+                    done += self._converge(self.release, some, services)
                 for container in behind_their_files(self.stack, names):
                     self.stack.run(["docker", "restart", container.id])
                     self.gate.wait_ready(container.id)
@@ -95,8 +97,7 @@ class RollOut:
     def _forward(self, services: Mapping[str, Wanted]) -> None:
         self._new_api(services)
         with phase("redis-rest and worker") as done:
-            for name in FOLLOWERS:
-                done += self._converge(self.release, name, services[name])
+            done += self._converge(self.release, FOLLOWERS, services)
         with phase("public smoke") as done:
             self.gate.smoke(self.smoke, self.release, self.slot, None)
             done.append("passed")
@@ -119,10 +120,10 @@ class RollOut:
             # without it the first api would be degraded; where one runs, it changes over later
             rest = found.get(FOLLOWERS[0])
             if rest is None or not rest.running:
-                done += self._converge(self.release, FOLLOWERS[0], services[FOLLOWERS[0]])
+                done += self._converge(self.release, FOLLOWERS[:1], services)
             if slot in found and services[slot].difference(found[slot]):
                 done += self._remove(slot)
-            done += self._converge(self.release, slot, services[slot])
+            done += self._converge(self.release, [slot], services)
         with phase("inner smoke") as done:
             self.gate.smoke(self.smoke, self.release, slot, f"http://{slot}:{API_PORT}")
             done.append("passed")
@@ -150,7 +151,7 @@ class RollOut:
 
     def _revive(self, release: Release, slot: str, dead: Container | None) -> list[str]:
         if dead is None:
-            return self._converge(release, slot, wanted(self.stack, release)[slot])
+            return self._converge(release, [slot], wanted(self.stack, release))
         # as it was: settings may have changed since
         self.stack.run(["docker", "start", dead.id])
         self.gate.wait_ready(dead.id)
@@ -196,7 +197,7 @@ class RollOut:
                 if name not in services or (container is not None and container.release != self.release.id):
                     continue
                 try:
-                    done += self._converge(self.old, name, services[name])
+                    done += self._converge(self.old, [name], services)
                 except VmError as error:
                     faults.append(f"{name}: {error}")
             done += reload_caddy(self.stack)
@@ -205,25 +206,30 @@ class RollOut:
 
     # -- parts
 
-    def _converge(self, release: Release, name: str, one: Wanted) -> list[str]:
-        """`name` runs as `release` has it, and is ready."""
-        found = self.stack.containers(name)
-        before = newest(found).get(name)
-        difference = one.difference(before)
-        if not difference and len(found) == 1:
+    def _converge(self, release: Release, names: Sequence[str], services: Mapping[str, Wanted]) -> list[str]:
+        """Those of `names` that differ run as `release` has them, and are ready. What was done, by service."""
+        found = self.stack.containers()
+        before, count = newest(found), Counter(container.service for container in found)
+        reasons = {name: services[name].difference(before.get(name)) for name in names}
+        # a recreation that was killed leaves the old one beside the new
+        reasons |= {name: "twice there" for name in names if count[name] > 1 and not reasons[name]}
+        changes = {name: reason for name, reason in reasons.items() if reason}
+        if not changes:
             return []
         self.signals.check()
-        self.stack.run(
-            self.stack.compose(release, "up", "--detach", "--no-deps", "--no-build", "--pull", "never", name)
-        )
-        after = newest(self.stack.containers(name)).get(name)
-        if after is None:
-            raise Failed(f"{name} is not there after its start")
-        same = before is not None and before.id == after.id
-        self.gate.wait_ready(after.id, after.restarts if same else 0)
-        if same:
-            return [f"{name} started"]
-        return [f"{name} {'made' if before is None else 'replaced'} ({difference or 'twice there'})"]
+        up = ("up", "--detach", "--no-deps", "--no-build", "--pull", "never")
+        self.stack.run(self.stack.compose(release, *up, *changes))
+        after = newest(self.stack.containers())
+        done = []
+        for name, reason in changes.items():
+            old, new = before.get(name), after.get(name)
+            if new is None:
+                raise Failed(f"{name} is not there after its start")
+            same = old is not None and old.id == new.id
+            self.gate.wait_ready(new.id, new.restarts if same else 0)
+            what = "started" if same else "made" if old is None else "replaced"
+            done.append(f"{name} {what} ({reason})")
+        return done
 
     def _remove(self, service: str) -> list[str]:
         """An api's requests under way end first: the grace period is the container's own."""
@@ -260,13 +266,13 @@ def add_parser(subparsers: Any) -> None:
 def _locked(what: str, release_id: str | None) -> Iterator[RollOut]:
     """None: the previous release."""
     stack = Stack.from_environment()
+    signals = Signals()
+    signals.install()
     with stack.lock(what):
         release = stack.previous() if release_id is None else stack.release(release_id)
         current = stack.current()
         if release is None or (release_id is None and current is not None and release.id == current.id):
             raise Refused("there is no release before this one on the machine, so there is none to go back to")
-        signals = Signals()
-        signals.install()
         yield RollOut(stack, release, signals, _smoke)
 
 

@@ -164,7 +164,7 @@ class Vm:
                 params["cursor"] = page["next_cursor"]
 
     @contextmanager
-    def load(self, key: str, *, saves: bool = True) -> Iterator[None]:
+    def load(self, key: str) -> Iterator[None]:
         """Clients that save without a pause; each of their requests succeeds."""
         over = threading.Event()
 

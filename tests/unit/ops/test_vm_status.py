@@ -47,7 +47,8 @@ def test_a_machine_that_is_well() -> None:
         "queue        empty",
         "backup       ok, 60 min ago, in 4 s", "drill        none yet",
         "memory.example.com, good for 59 d",
-        "8.0 GB free of 20.0 GB", "nobody deploys", "api      running  healthy  60 min  0         100 of 512 MB  2027-a",
+        "8.0 GB free of 20.0 GB", "nobody deploys",
+        "api      running  healthy  60 min  0         100 of 512 MB  2027-a",
     ):  # fmt: skip
         assert words in text
 

@@ -1,0 +1,23 @@
+"""What an operator may call this machine, where a command asks for its name before it destroys something."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from contextlib import suppress
+
+from .stack import Stack
+
+
+def names(stack: Stack) -> set[str]:
+    """Its own names and addresses, and the one it is deployed by."""
+    found = {socket.gethostname(), socket.getfqdn(), "localhost", "127.0.0.1"}
+    with suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["hostname", "--all-ip-addresses"], capture_output=True, text=True, timeout=10)
+        found |= set(listed.stdout.split())
+    with suppress(OSError):
+        for line in (stack.etc / "settings.env").read_text().splitlines():
+            name, _, value = line.partition("=")
+            if name in ("DOMAIN", "ADDRESS") and value.strip("\"'"):
+                found.add(value.strip("\"'"))
+    return found
