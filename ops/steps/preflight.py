@@ -78,8 +78,8 @@ def apply(deploy: Deploy) -> None:
         key, _, value = line.partition(" ")
         answers.setdefault(key, []).append(value.strip())
     faults = [
-        *_system(answers), *_processor(answers), *_room(answers, watched=deploy.target.alerts.wanted), *_clock(answers, asked, answered),
-        *_ports(answers, deploy.target), *_others(answers),
+        *_system(answers), *_processor(answers), *_room(answers, watched=deploy.target.alerts.wanted),
+        *_clock(answers, asked, answered), *_ports(answers, deploy.target), *_others(answers),
     ]  # fmt: skip
     if deploy.target.domain:
         faults += _dns(deploy, answers)

@@ -148,8 +148,7 @@ class Restore:
         self.stack.run(["docker", "volume", "create", *words, f"{self.stack.project}_data"])
 
     def _refuse_live_data(self, replace: str) -> None:
-        known = names(self.stack)
-        if replace and replace not in known:
+        if replace and replace not in (known := names(self.stack)):
             raise Refused(f"--replace names {replace}, and this is {', '.join(sorted(known))}: nothing was done")
         if replace or self._resumed:
             return

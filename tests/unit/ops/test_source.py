@@ -32,8 +32,8 @@ def test_a_committed_tree_has_its_commit_and_files(tree: Path) -> None:
     source = committed(tree)
     assert len(source.commit) == 40
     assert source.commit.startswith(source.short)
-    names = tarfile.open(fileobj=io.BytesIO(source.archive("compose"))).getnames()
-    assert names == ["compose", "compose/compose.yml"]
+    with tarfile.open(fileobj=io.BytesIO(source.archive("compose"))) as tar:
+        assert tar.getnames() == ["compose", "compose/compose.yml"]
 
 
 def test_the_files_are_those_of_the_commit(tree: Path) -> None:
