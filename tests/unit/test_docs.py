@@ -72,8 +72,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in [slug(heading) for heading in headings], f"{target}: no such heading"
 
 
+#: By the Makefile.
+INCLUDED = ("compose/targets.mk", "ops/targets.mk", "tests/vm/targets.mk")
+
+
 def makefile_targets() -> set[str]:
-    rules = "".join((ROOT / name).read_text() for name in ("Makefile", "compose/targets.mk"))
+    rules = "".join((ROOT / name).read_text() for name in ("Makefile", *INCLUDED))
     return set(re.findall(r"^([a-z][a-z-]*):", rules, re.MULTILINE))
 
 

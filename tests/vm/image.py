@@ -54,7 +54,9 @@ CHANGES: Final = ("ENV container=docker", 'CMD ["/pid1"]')
 
 def sources() -> tuple[str, ...]:
     """Lines of sources.list, with security updates as every server has them; the archive is the one of this machine."""
-    archive = build.mirror() or "http://deb.debian.org/debian"
+    archive = build.mirror()
+    if not archive:
+        raise build.BuildError("apt on this machine knows no archive of Debian's, which the test machine is made from")
     return (
         f"deb {archive} {build.SUITE} main",
         f"deb {archive} {build.SUITE}-updates main",

@@ -33,7 +33,8 @@ def main() -> None:
     def recording(self: Host, command: Any, *args: Any, **kwargs: Any) -> Any:
         ok, output = send(self, command, *args, **kwargs)
         text = command if isinstance(command, str) else command.get_masked_value()
-        lines = output.stdout_lines
+        # of /etc/os-release; addresses say nothing to a step
+        lines = [line for line in output.stdout_lines if "_URL=" not in line]
         answers[key(text)] = lines if ok else {"stdout": lines, "stderr": output.stderr_lines, "success": False}
         return ok, output
 
