@@ -114,7 +114,8 @@ class _Watcher(BaseStateCallback, logging.Handler):
         self.failed = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.warnings.append(f"    {click.unstyle(record.getMessage())}")
+        if not record.getMessage().endswith("executed 0 commands"):  # its last word on each failure
+            self.warnings.append(f"    {click.unstyle(record.getMessage())}")
 
     def operation_host_start(self, state: State, host: Host, op_hash: str) -> None:  # type: ignore[override]
         self._began[op_hash] = time.monotonic()
