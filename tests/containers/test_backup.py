@@ -27,6 +27,8 @@ from ops.vm.apps import Apps
 from ops.vm.database import Live, rows_of_dump
 from ops.vm.stack import Stack as VmStack
 
+pytestmark = pytest.mark.slow
+
 PROJECT: Final = "warmstart-bak"
 APP: Final = ("api", "api-b", "worker", "redis-rest")
 OTHER: Final = {"embeddings": "tei"}

@@ -19,6 +19,8 @@ from ops.images import Engine, ImageError, Local
 from ops.inventory import Target
 from ops.steps.images import CONTAINERD, ENGINE
 
+pytestmark = pytest.mark.slow
+
 CAPABILITIES: Final = ("SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", "SYS_NICE")
 NAME: Final = "warmstart-img"
 CLASSIC: Final = "{}"

@@ -156,6 +156,7 @@ def received(watched: Stack) -> list[dict[str, Any]]:
     return [alert for line in lines for alert in json.loads(line.split(" ", 2)[2])["alerts"]]
 
 
+@pytest.mark.slow
 def test_a_fault_is_told_and_so_is_its_end(watched: Stack) -> None:
     key = watched.create_key()
     with watched.client(key) as client:
@@ -180,6 +181,7 @@ def test_a_fault_is_told_and_so_is_its_end(watched: Stack) -> None:
     assert (ROOT / alert["annotations"]["runbook"]).is_file()
 
 
+@pytest.mark.slow
 def test_all_that_is_there_is_asked(watched: Stack) -> None:
     def jobs() -> set[str]:
         return {found["metric"]["job"] for found in ask(watched, "up == 1")}
@@ -189,6 +191,7 @@ def test_all_that_is_there_is_asked(watched: Stack) -> None:
     assert down == {"api-b:8484"}, "the slot that is not in use"
 
 
+@pytest.mark.slow
 def test_the_machines_figures_arrive(watched: Stack) -> None:
     write_files(watched.env_file.parent)
 
@@ -201,6 +204,7 @@ def test_the_machines_figures_arrive(watched: Stack) -> None:
     assert ask(watched, "warmstart_host_disk_free_bytes > 0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", WATCHERS)
 def test_watchers_may_do_as_little_as_others(service: str, watched: Stack) -> None:
     found = watched.inspect(service)
@@ -224,6 +228,7 @@ def test_watchers_may_do_as_little_as_others(service: str, watched: Stack) -> No
     assert all(not mount["RW"] for mount in found["Mounts"] if mount["Type"] == "bind")
 
 
+@pytest.mark.slow
 def test_watchers_leave_room_under_their_limits(watched: Stack) -> None:
     stats = command("docker", "stats", "--no-stream", "--format", "{{.Name}} {{.MemPerc}}")
     used = dict(line.rsplit(" ", 1) for line in stats.splitlines() if line.startswith(f"{PROJECT}-"))
@@ -231,6 +236,7 @@ def test_watchers_leave_room_under_their_limits(watched: Stack) -> None:
         assert float(used[f"{PROJECT}-{service}-1"].rstrip("%")) < 70, used
 
 
+@pytest.mark.slow
 def test_no_watcher_shows_the_secret(watched: Stack) -> None:
     said = command("docker", "inspect", *(watched.inspect(service)["Id"] for service in WATCHERS))
     assert TOKEN not in said
@@ -267,6 +273,7 @@ def vm(images: None, tmp_path: Path) -> Iterator[Machine]:
     made.run(alerts._compose(made, made.release("r1"), "down", "--volumes", "--timeout", "5"))
 
 
+@pytest.mark.slow
 def test_who_is_to_be_told_is_set_up_and_changed_and_taken_down(vm: Machine) -> None:
     wanted = {"webhook": "https://hooks.example.com/T0/secret"}
 

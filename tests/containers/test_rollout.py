@@ -45,6 +45,8 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}]
 from ops.vm import gate
 from ops.vm.__main__ import main
+
+pytestmark = pytest.mark.slow
 gate.GATE_TIMEOUT_S = float(sys.argv[1])
 sys.exit(main(sys.argv[2:]))
 """

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -30,7 +30,7 @@ from warmstart.worker import Worker
 
 MODEL = "test-model"
 OLD_DIM, NEW_DIM = 16, 8
-START_S = 60.0
+START_S = 120.0
 
 
 # -- answers while the marker stands
@@ -245,6 +245,13 @@ class Load:
         self.saved: list[str] = []
         self.ended = False
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.ended = True
+        await self.http.aclose()
+
     async def read(self, name: str, method: str, path: str, body: Any = None) -> None:
         while not self.ended:
             answer = await self.http.request(method, path, json=body)
@@ -280,64 +287,63 @@ async def test_a_server_and_a_worker_go_on(tmp_path: Path, postgres_session: Tes
     with FakeProvider(dim) as provider, processes(command, provider) as running_ones:
         running_ones.start("serve", "--no-worker")
         running_ones.start("worker", port=str(_free_port()))
-        load = Load(running_ones.url, key)
+        async with Load(running_ones.url, key) as load:
 
-        async def up() -> bool:
-            try:
-                return (await load.http.get("/readyz")).status_code == 200
-            except httpx.TransportError:
-                return False
+            async def up() -> bool:
+                try:
+                    return (await load.http.get("/readyz")).status_code == 200
+                except httpx.TransportError:
+                    return False
 
-        await until(up, START_S)
-        some = rows[1]["id"]
-        work = [
-            asyncio.create_task(load.read("search", "POST", "/v1/search", {"query": "walrus Brot 漢字"})),
-            asyncio.create_task(load.read("list", "GET", "/v1/memories?limit=20")),
-            asyncio.create_task(load.read("get", "GET", f"/v1/memories/{some}")),
-            asyncio.create_task(load.read("health", "GET", "/v1/health")),
-            asyncio.create_task(load.write()),
-        ]
-        await asyncio.sleep(1.0)
-        done = await asyncio.to_thread(command.run, "--to", str(dim))
-        await asyncio.sleep(1.0)
-        load.ended = True
-        await asyncio.gather(*work)
-        assert done["outcome"] == "migrated"
-        statuses = {(name, status) for name, status, _ in load.seen}
-        allowed = {
-            ("search", 200),
-            ("list", 200),
-            ("get", 200),
-            ("get", 503),
-            ("health", 200),
-            ("save", 201),
-            ("save", 503),
-        }
-        assert statuses <= allowed, load.seen
-        assert {kind for name, status, kind in load.seen if (name, status) == ("save", 503)} == {"migrating"}
-        assert load.seen["search", 200, "migrating"]
-        assert load.seen["list", 200, "migrating"]
-        assert load.shares
-        assert all(0 <= share <= 1 for share in load.shares)
-        # everything came back, and what was answered 201 is there once
-        found = await contents(command.store)
-        assert sorted(r["id"] for r in found) == sorted([*(r["id"] for r in rows), *load.saved])
-        kept = {r["id"]: r for r in migrated(rows)}
-        assert all(
-            kept[r["id"]] == r | {"embedding": None, "embedding_status": "queued"} for r in found if r["id"] in kept
-        )
+            await until(up, START_S)
+            some = rows[1]["id"]
+            work = [
+                asyncio.create_task(load.read("search", "POST", "/v1/search", {"query": "walrus Brot 漢字"})),
+                asyncio.create_task(load.read("list", "GET", "/v1/memories?limit=20")),
+                asyncio.create_task(load.read("get", "GET", f"/v1/memories/{some}")),
+                asyncio.create_task(load.read("health", "GET", "/v1/health")),
+                asyncio.create_task(load.write()),
+            ]
+            await asyncio.sleep(1.0)
+            done = await asyncio.to_thread(command.run, "--to", str(dim))
+            await asyncio.sleep(1.0)
+            load.ended = True
+            await asyncio.gather(*work)
+            assert done["outcome"] == "migrated"
+            statuses = {(name, status) for name, status, _ in load.seen}
+            allowed = {
+                ("search", 200),
+                ("list", 200),
+                ("get", 200),
+                ("get", 503),
+                ("health", 200),
+                ("save", 201),
+                ("save", 503),
+            }
+            assert statuses <= allowed, load.seen
+            assert {kind for name, status, kind in load.seen if (name, status) == ("save", 503)} == {"migrating"}
+            assert load.seen["search", 200, "migrating"]
+            assert load.seen["list", 200, "migrating"]
+            assert load.shares
+            assert all(0 <= share <= 1 for share in load.shares)
+            # everything came back, and what was answered 201 is there once
+            found = await contents(command.store)
+            assert sorted(r["id"] for r in found) == sorted([*(r["id"] for r in rows), *load.saved])
+            kept = {r["id"]: r for r in migrated(rows)}
+            assert all(
+                kept[r["id"]] == r | {"embedding": None, "embedding_status": "queued"} for r in found if r["id"] in kept
+            )
 
-        async def embedded() -> bool:
-            health = (await load.http.get("/v1/health")).json()
-            return bool(health["queued"] == 0 and health["status"] == "ok")
+            async def embedded() -> bool:
+                health = (await load.http.get("/v1/health")).json()
+                return bool(health["queued"] == 0 and health["status"] == "ok")
 
-        await until(embedded, 120, 0.5)
-        answer = (await load.http.post("/v1/search", json={"query": "walrus Brot"})).json()
-        assert (answer["mode"], answer["degraded"]) == ("hybrid", [])
-        await load.http.aclose()
-        said = running_ones.logs.read_text()
-        assert "Traceback" not in said
-        assert "http.unexpected" not in said
+            await until(embedded, 120, 0.5)
+            answer = (await load.http.post("/v1/search", json={"query": "walrus Brot"})).json()
+            assert (answer["mode"], answer["degraded"]) == ("hybrid", [])
+            said = running_ones.logs.read_text()
+            assert "Traceback" not in said
+            assert "http.unexpected" not in said
 
 
 # -- a real model
