@@ -25,6 +25,8 @@ import init_env
 import pytest
 from stack import COMPOSE, ROOT, SERVICES, Stack, clean_environment, command, wait_until
 
+pytestmark = pytest.mark.slow
+
 PROJECT: Final = "warmstart-roll"
 CLIENTS: Final = 4
 #: Of each client, a search and a save in turn; sent when their time has come, whatever became of those before.
@@ -45,8 +47,6 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}]
 from ops.vm import gate
 from ops.vm.__main__ import main
-
-pytestmark = pytest.mark.slow
 gate.GATE_TIMEOUT_S = float(sys.argv[1])
 sys.exit(main(sys.argv[2:]))
 """
