@@ -26,6 +26,7 @@ from vm.load import Load
 from vm.machine import Machine, Result
 
 KEY = re.compile(r"ws_sk_[A-Za-z0-9_-]{43}")
+CLIENT_TIMEOUT_S = 30.0
 #: What containers may keep of their output: `docker inspect` has to say so of each.
 LOG_LIMITS = {"max-size": "10m", "max-file": "3"}
 
@@ -55,7 +56,9 @@ class Deployed:
 
     def client(self, key: str = "") -> httpx.Client:
         headers = {"Authorization": f"Bearer {key or self.key}"}
-        return httpx.Client(base_url=self.machine.url, verify=self.authority(), headers=headers, timeout=30)
+        return httpx.Client(
+            base_url=self.machine.url, verify=self.authority(), headers=headers, timeout=CLIENT_TIMEOUT_S
+        )
 
     def containers(self) -> dict[str, tuple[str, str]]:
         """Name → id and time of its start."""
@@ -152,7 +155,9 @@ def assert_undone(deployed: Deployed, other: Deployed, reason: str) -> None:
     assert failed.code == 1, failed.text[-6000:]
     assert reason in failed.text
     assert "undone" in failed.text
-    load.assert_served()
+    print(load.summary)
+    # images are built and carried meanwhile, on the same two cores
+    load.assert_served(longest_s=CLIENT_TIMEOUT_S)
     after = deployed.containers()
     api = [name for name in before if "-api-" in name]
     assert [after.get(name) for name in api] == [before[name] for name in api]
