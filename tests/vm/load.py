@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import threading
 import time
 import uuid
@@ -30,6 +31,8 @@ class Load:
     clients: int = 2
     #: seconds, measured from when it was due, so that a stall counts for each that had to wait
     took: list[float] = field(default_factory=list)
+    #: seconds, what, and the time of day when it was due
+    slowest: tuple[float, str, str] = (0.0, "", "")
     failures: list[str] = field(default_factory=list)
     saved: dict[str, str] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -74,7 +77,9 @@ class Load:
         except httpx.HTTPError as error:
             self.failures.append(f"{path}: {type(error).__name__}: {error}")
             return None
-        self.took.append(time.monotonic() - due)
+        seconds = time.monotonic() - due
+        self.took.append(seconds)
+        self.slowest = max(self.slowest, (seconds, path, time.strftime("%H:%M:%S", time.gmtime(time.time() - seconds))))
         if answer.status_code >= 400:
             self.failures.append(f"{path}: {answer.status_code} {answer.text[:200]}")
             return None
@@ -88,8 +93,12 @@ class Load:
 
     @property
     def summary(self) -> str:
-        longest = max(self.took, default=0.0)
-        return f"{len(self.took)} requests, {len(self.failures)} failed, the longest took {longest:.2f} s"
+        seconds, what, at = self.slowest
+        middle = statistics.median(self.took or [0.0])
+        return (
+            f"{len(self.took)} requests, {len(self.failures)} failed, half of them within {middle:.2f} s, "
+            f"the longest took {seconds:.2f} s: {what} at {at}"
+        )
 
     def assert_served(self, *, longest_s: float = MAX_STALL_S + SLACK_S) -> None:
         assert self.took
