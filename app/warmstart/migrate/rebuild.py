@@ -16,6 +16,7 @@ from warmstart.config import Space
 from warmstart.migrate import dump
 from warmstart.migrate.dump import KEPT, Manifest, Report, Tally
 from warmstart.store import predicates as where
+from warmstart.store.changes import assignments
 from warmstart.store.journal import JournalWriter, Rows, merge
 from warmstart.store.lock import FileLock, sync_filesystem
 from warmstart.store.maintenance import VECTOR_INDEX
@@ -91,7 +92,7 @@ async def reset(table: Table, target: Space) -> None:
                 {"path": "embedding", "metadata": {SPACE_KEY.decode(): target.to_json()}}
             )
             await table.lance.update(
-                where=_unlike_queued(), updates_sql={"embedding": "NULL", "embedding_status": "'queued'"}
+                where=_unlike_queued(), updates_sql=assignments({"embedding": None, "embedding_status": "queued"})
             )
 
 

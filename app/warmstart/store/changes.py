@@ -131,12 +131,12 @@ class TenantWriter:
     async def _update(self, row: Row, changed: Row) -> Row:
         # strictly later than before, so that an ETag never names two states
         changed["updated_at"] = max(now(), row["updated_at"] + timedelta(microseconds=1))
-        await self._lance.update(where=self._row(row["id"]), updates_sql=_assignments(changed))
+        await self._lance.update(where=self._row(row["id"]), updates_sql=assignments(changed))
         return {k: v for k, v in (row | changed).items() if k in row}
 
     async def _update_all(self, rows: Predicate, changed: Row) -> int:
         result = await self._lance.update(
-            where=(where.tenant(self._user_id) & rows).sql, updates_sql=_assignments(changed)
+            where=(where.tenant(self._user_id) & rows).sql, updates_sql=assignments(changed)
         )
         return int(result.rows_updated)
 
@@ -146,7 +146,7 @@ def _check_match(row: Row, if_match: str | None, etag: Callable[[Row], str]) -> 
         raise Stale(f"{row['id']} changed since it was read: read it again and repeat the change", id=row["id"])
 
 
-def _assignments(values: Row) -> dict[str, str]:
+def assignments(values: Row) -> dict[str, str]:
     return {column: where.literal(value) for column, value in values.items()}
 
 
@@ -220,7 +220,7 @@ class BackfillWriter:
                         where.equals("embedding_status", "queued"),
                     ]
                 ).sql,
-                updates_sql=_assignments({"embedding_status": "failed"}),
+                updates_sql=assignments({"embedding_status": "failed"}),
             )
 
         await self._writer.change(run, {user_id: sorted(hashes)})
@@ -231,7 +231,7 @@ class BackfillWriter:
         async def run() -> int:
             result = await self._lance.update(
                 where=where.equals("embedding_status", "failed").sql,
-                updates_sql=_assignments({"embedding_status": "queued"}),
+                updates_sql=assignments({"embedding_status": "queued"}),
             )
             return int(result.rows_updated)
 
