@@ -133,14 +133,17 @@ class Search:
         asked = _Asked(user_id, reader, request.query, filters_of(request), budget, deadline)
         outcome = asked.outcome
         text = self._spawn(self._text(asked), asked, "text")
-        vector = None if self.vectors_off else asyncio.create_task(self._vector_arm(asked))
+        off = self.vectors_off
+        vector = None if off else asyncio.create_task(self._vector_arm(asked))
         if vector:
             vector.add_done_callback(_looked_at)
         await asyncio.wait([t for t in (text, vector) if t is not None], timeout=asked.left)
         texts, vectors = _settle(text, outcome), _settle(vector, outcome)
         await self._table.refresh()
-        if self.vectors_off in ("space", "migrating"):
-            outcome.degrade(self.vectors_off)
+        # a migration may have begun or ended meanwhile: either way something may be missing
+        for reason in (off, self.vectors_off):
+            if reason in ("space", "migrating"):
+                outcome.degrade(reason)
 
         if vectors is None and not texts:
             await self._scan(asked)

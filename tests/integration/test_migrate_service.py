@@ -24,6 +24,7 @@ from integration.conftest import TestServer
 from integration.service import App, Tenant, fresh_database, problem_type, running, settings_for, until
 from integration.test_migrate import Killed, migrator
 from warmstart.config import load
+from warmstart.memory import ListRequest, SearchRequest
 from warmstart.store import marker
 from warmstart.store.bookkeeping import Bookkeeping
 from warmstart.worker import Worker
@@ -343,8 +344,12 @@ async def test_a_server_and_a_worker_go_on(tmp_path: Path, postgres_session: Tes
                 return bool(health["queued"] == 0 and health["status"] == "ok")
 
             await until(embedded, 120, 0.5)
-            answer = (await load.http.post("/v1/search", json={"query": "walrus Brot"})).json()
-            assert (answer["mode"], answer["degraded"]) == ("hybrid", [])
+
+            async def hybrid() -> bool:
+                answer = (await load.http.post("/v1/search", json={"query": "walrus Brot"})).json()
+                return bool((answer["mode"], answer["degraded"]) == ("hybrid", []))
+
+            await until(hybrid)  # a busy machine may take longer than an arm's budget
             assert running_ones.unexpected() == []
 
 
@@ -375,3 +380,33 @@ async def test_from_the_shipped_model_to_a_wider_one(tmp_path: Path, postgres_se
         await app.embed_all()
         # what the same model says of the same text is the same vector
         assert await contents(tmp_path / "lancedb") == before
+
+
+def migrate_apart(command: Command) -> None:
+    asyncio.run(migrator(command).migrate(command.dim))
+
+
+async def test_searches_across_many_migrations(tmp_path: Path, postgres_session: TestServer) -> None:
+    """Each begins and ends somewhere in a migration: it is answered, and what is missing is said."""
+    dsn = await fresh_database(postgres_session.dsn)
+    rows = [row | {"user_id": "alice"} for row in rows_of(60, OLD_DIM)]
+    await make_store(tmp_path / "lancedb", rows, space(OLD_DIM, MODEL))
+    with FakeProvider(OLD_DIM) as provider:
+        async with running(settings_for(tmp_path, dsn, provider), provider) as app:
+            alice = app.runtime.service("alice")
+            ended = False
+
+            async def search() -> None:
+                while not ended:
+                    found = await alice.search(SearchRequest(query="walrus Brot"))
+                    assert found.mode == "hybrid" or found.degraded
+                    assert ("migrating" in found.degraded) == (found.migrated is not None)
+                    page = await alice.list(ListRequest())
+                    assert len(page.memories) == 50 or page.degraded
+
+            searches = [asyncio.create_task(search()) for _ in range(6)]
+            for dim in [NEW_DIM, OLD_DIM] * 5:
+                # in a thread of its own, so that both go on at once as two processes do
+                await asyncio.to_thread(migrate_apart, Command(tmp_path, dim, MODEL))
+            ended = True
+            await asyncio.gather(*searches)

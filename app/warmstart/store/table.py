@@ -84,11 +84,11 @@ class Table:
     async def share_back(self) -> float | None:
         """How much of the table can be read while the marker stands, 0 to 1; None where none does."""
         await self.refresh()
-        if self.migration is None:
+        if (migration := self.migration) is None:  # it may end while the rows are counted
             return None
         with translated("count"):
             rows = await self.lance.count_rows()
-        return round(min(1.0, rows / self.migration.rows), 4) if self.migration.rows else 1.0
+        return round(min(1.0, rows / migration.rows), 4) if migration.rows else 1.0
 
 
 async def open_table(uri: str, space: Space) -> Table:

@@ -125,17 +125,21 @@ def test_a_sign_of_life_between_the_look_and_the_takeover_keeps_the_lock(
 
 def test_of_many_at_once_one_gets_it(path: Path) -> None:
     tokens = [uuid.uuid4().hex for _ in range(8)]
-    racers = [
-        subprocess.Popen(
-            ["sh", "-c", lock.TAKE.format(lock=path, token=token, seen="")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for token in tokens
-    ]  # fmt: skip
-    said = [
-        racer.communicate(json.dumps({"token": token}), timeout=30)[0]
-        for racer, token in zip(racers, tokens, strict=True)
-    ]
+    racers = []
+    for token in tokens:
+        command = ["sh", "-c", lock.TAKE.format(lock=path, token=token, seen="")]
+        racer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # at once: whichever is the first to hold the guard reads it to the end
+        assert racer.stdin is not None
+        racer.stdin.write(json.dumps({"token": token}))
+        racer.stdin.close()
+        racers.append(racer)
+    said = []
+    for racer in racers:
+        assert racer.stdout is not None
+        said.append(racer.stdout.read())
+        racer.stdout.close()
+        assert racer.wait(30) == 0
     (winner,) = [token for token, found in zip(tokens, said, strict=True) if not found]
     assert json.loads(path.read_text())["token"] == winner
     assert {json.loads(found)["token"] for found in said if found} == {winner}
