@@ -33,7 +33,8 @@ from warmstart.store.writer import Writer
 WIDE, NARROW = 1536, 384
 STEPS = ("dump", "recreate", "reload", "reload", "index", "verify")
 IN_PLACE = ("dump", "reset", "index", "verify")
-KILLS = 12
+#: One run through all steps.
+KILLS = 6
 
 
 @asynccontextmanager
@@ -155,6 +156,7 @@ class Killed(BaseException):
     """Stands in for a death between two calls, where a real one would only be slow."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [4, 8])
 async def test_cut_off_between_any_two_reports(tmp_path: Path, dim: int) -> None:
     rows = await made(tmp_path, 1_100)

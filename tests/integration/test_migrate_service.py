@@ -277,7 +277,7 @@ class Load:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("dim", [NEW_DIM, OLD_DIM])
+@pytest.mark.parametrize("dim", [NEW_DIM, pytest.param(OLD_DIM, marks=pytest.mark.slow)])
 async def test_a_server_and_a_worker_go_on(tmp_path: Path, postgres_session: TestServer, dim: int) -> None:
     """Of their requests during a migration none is an error but those the contract names."""
     dsn = await fresh_database(postgres_session.dsn)
@@ -386,6 +386,7 @@ def migrate_apart(command: Command) -> None:
     asyncio.run(migrator(command).migrate(command.dim))
 
 
+@pytest.mark.slow
 async def test_searches_across_many_migrations(tmp_path: Path, postgres_session: TestServer) -> None:
     """Each begins and ends somewhere in a migration: it is answered, and what is missing is said."""
     dsn = await fresh_database(postgres_session.dsn)
