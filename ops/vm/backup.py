@@ -20,7 +20,7 @@ from .database import Live, rows_of_dump
 from .datacopy import copy_data
 from .repository import Backups, Repository
 from .stack import Stack, VmError
-from .task import Progress, last_success, only_one, record, size, stay_in_background
+from .task import Progress, last_success, only_one, recorded, size, stay_in_background
 
 #: What a snapshot has at its top. `about.json`: when and of what; `rows.json`: rows by table of the dump.
 CONTENT: Final = ("about.json", "data", "database.dump", "etc", "inventory.json", "rows.json")
@@ -57,22 +57,11 @@ def run(args: argparse.Namespace) -> int:
 
 def attempt(stack: Stack, progress: Progress) -> dict[str, Any]:
     """One backup, and its record in backup.json. A part that failed makes it a failed one."""
-    result: dict[str, Any] = {"ok": False, "began_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    try:
-        progress.begin("settings")
+    progress.begin("settings")
+    with recorded(stack.state / "backup.json", progress) as result:
         _back_up(stack, progress, result)
-        result["ok"] = True
-    except Exception as error:  # whatever it is, it must be known by the record that there is no good one
-        result |= {
-            "part": progress.part,
-            "reason": str(error) if isinstance(error, VmError) else f"{type(error).__name__}: {error}",
-        }
-    result |= {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": progress.seconds}
-    record(stack.state / "backup.json", result)
     if result["ok"]:
         progress.done(f"done: snapshot {result['snapshot'][:8]}")
-    else:
-        progress.done(f"FAILED at {result['part']}: {result['reason']}")
     return result
 
 

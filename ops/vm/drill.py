@@ -14,7 +14,7 @@ from .backup import FORMAT, RESERVE_BYTES
 from .database import differences, remove_scratch, scratch
 from .repository import Backups, Repository, Snapshot
 from .stack import Refused, Stack, VmError
-from .task import Progress, ago, only_one, record, size, stay_in_background
+from .task import Progress, ago, only_one, recorded, size, stay_in_background
 
 #: Containers of a drill.
 _POSTGRES: Final = "drill-postgres"
@@ -34,25 +34,13 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     stack, progress = Stack.from_environment(), Progress()
     # one that can't run is a failed one, also where it has to wait for another for too long
-    result: dict[str, Any] = {"ok": False, "began_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    try:
-        progress.begin("lock")
-        with only_one(stack, "a drill"):
-            stay_in_background()
-            progress.begin("settings")
-            _drill(stack, Backups.of(stack).named(args.repository), args.snapshot, progress, result)
-        result["ok"] = True
-    except Exception as error:  # whatever it is, it must be known by the record that there is no good one
-        result |= {
-            "part": progress.part,
-            "reason": str(error) if isinstance(error, VmError) else f"{type(error).__name__}: {error}",
-        }
-    result |= {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": progress.seconds}
-    record(stack.state / "drill.json", result)
+    progress.begin("lock")
+    with recorded(stack.state / "drill.json", progress) as result, only_one(stack, "a drill"):
+        stay_in_background()
+        progress.begin("settings")
+        _drill(stack, Backups.of(stack).named(args.repository), args.snapshot, progress, result)
     if result["ok"]:
         progress.done(f"done: the backup is whole, and {ago(result['age_seconds'])} old")
-    else:
-        progress.done(f"FAILED at {result['part']}: {result['reason']}")
     if args.json:
         print(json.dumps(result))
     return 0 if result["ok"] else 1

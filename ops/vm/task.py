@@ -71,6 +71,22 @@ def record(path: Path, result: Mapping[str, Any]) -> None:
     new.replace(path)
 
 
+@contextlib.contextmanager
+def recorded(path: Path, progress: Progress) -> Iterator[dict[str, Any]]:
+    """What the block finds out and how it ended, kept at `path`. One that fails, in whatever way, raises nothing."""
+    result: dict[str, Any] = {"ok": False, "began_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    try:
+        yield result
+        result["ok"] = True
+    except Exception as error:  # it must be known by the record that there is no good one
+        reason = str(error) if isinstance(error, VmError) else f"{type(error).__name__}: {error}"
+        result |= {"part": progress.part, "reason": reason}
+    result |= {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": progress.seconds}
+    record(path, result)
+    if not result["ok"]:
+        progress.done(f"FAILED at {result['part']}: {result['reason']}")
+
+
 def last_success(path: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] | None = json.loads(path.read_text())["last_success"]
