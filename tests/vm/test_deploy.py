@@ -17,6 +17,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+import testinfra
+from testinfra.host import Host
 
 from containers import build
 from containers.stack import wait_until
@@ -133,6 +135,17 @@ def test_a_plan_of_it_has_nothing_to_do(deployed: Deployed) -> None:
     assert "Nothing would be changed." in planned.out
 
 
+def test_what_an_operator_looks_at(deployed: Deployed) -> None:
+    status = deployed.ops("status", "--json")
+    assert status.code == 0, status.text
+    assert json.loads(status.out.splitlines()[-1])["release"]["id"]
+    assert "api" in deployed.ops("status").out
+    assert '"event"' in deployed.ops("logs", "api", "--lines", "20").out
+    assert "first" in deployed.ops("keys").out
+    assert deployed.ops("exec", "--", "echo", "two  words").out == "two  words\n"
+    assert deployed.ops("exec", "--", "false").code == 1
+
+
 def test_a_version_that_ends_at_its_start_is_undone_while_the_old_one_serves(
     deployed: Deployed, make_inventory: deploys.MakeInventory
 ) -> None:
@@ -243,6 +256,23 @@ def wait_for_line(process: subprocess.Popen[bytes], log: Path, beginning: str) -
 
 
 @pytest.mark.slow
+def test_secrets_are_changed_while_it_serves(deployed: Deployed) -> None:
+    before = deployed.machine.ssh("cat /etc/warmstart/secrets.env").out
+    with deployed.client() as client, Load(client) as load:
+        load.wait_for(10)
+        rotated = deployed.ops("rotate-secrets")
+        print(rotated.text)
+        load.wait_for(10)
+    assert rotated.code == 0, rotated.text[-4000:]
+    print(load.summary)
+    load.assert_served(longest_s=CLIENT_TIMEOUT_S)
+    after = deployed.machine.ssh("cat /etc/warmstart/secrets.env").out
+    pairs = zip(before.splitlines(), after.splitlines(), strict=True)
+    assert [old for old, new in pairs if old == new and "=" in old] == []
+    assert deployed.ops("deploy").code == 0
+
+
+@pytest.mark.slow
 def test_after_a_reboot_all_is_back(deployed: Deployed) -> None:
     deployed.machine.reboot()
 
@@ -312,10 +342,42 @@ def image_of_api(machine: Machine) -> str:
     return machine.ssh("docker ps --filter label=com.docker.compose.service=worker --format '{{.Image}}'").out.strip()
 
 
-def test_nobody_logs_in_by_password(deployed: Deployed) -> None:
-    said = deployed.machine.ssh("sshd -T").out
+@pytest.fixture(scope="module")
+def inside(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """The machine as it says it is, by the same way in."""
+    config = tmp_path_factory.mktemp("ssh") / "config"
+    words = deployed.machine.ssh_options()
+    key, options = words[words.index("-i") + 1], [word for word in words if "=" in word]
+    config.write_text("\n".join(["Host *", f"IdentityFile {key}", *(o.replace("=", " ", 1) for o in options)]) + "\n")
+    return testinfra.get_host(f"ssh://root@127.0.0.1:{deployed.machine.ports[22]}", ssh_config=str(config))
+
+
+def test_nobody_logs_in_by_password(inside: Host) -> None:
+    said = inside.check_output("sshd -T").splitlines()
     for line in ("passwordauthentication no", "permitrootlogin without-password", "kbdinteractiveauthentication no"):
         assert line in said
+
+
+@pytest.mark.parametrize(
+    "unit", ["docker.service", "warmstart-firewall.service", "warmstart-backup.timer", "warmstart-drill.timer"]
+)
+def test_what_has_to_be_there_after_a_boot_is_enabled_and_runs(unit: str, inside: Host) -> None:
+    assert inside.service(unit).is_enabled
+    assert inside.service(unit).is_running
+
+
+@pytest.mark.parametrize("name", ["settings.env", "secrets.env", "backup.env", "canary.key"])
+def test_secrets_are_roots_alone(name: str, inside: Host) -> None:
+    file = inside.file(f"/etc/warmstart/{name}")
+    assert (file.user, file.mode) == ("root", 0o600)
+    assert inside.file("/etc/warmstart").mode == 0o700
+
+
+def test_the_firewall_lets_in_what_it_says(inside: Host) -> None:
+    rules = inside.check_output("nft list table inet warmstart")
+    assert "policy drop" in rules
+    listening = {line.split()[3].rpartition(":")[2] for line in inside.check_output("ss -Hltn").splitlines()}
+    assert {"22", "80", "443"} <= listening
 
 
 def test_secrets_are_in_no_log_plan_image_or_process_list(deployed: Deployed) -> None:
@@ -364,6 +426,10 @@ def test_a_deploy_killed_at_each_step_is_run_again_and_converges(
 ) -> None:  # fmt: skip
     machine = fresh_machine("killed")
     tree, inventory = clone(), make_inventory(machine)
+    planned = deploys.run_ops(tree, inventory, "plan")
+    assert planned.code == 0, planned.text[-4000:]
+    assert "would: Install Docker" in planned.out
+    assert machine.ssh("command -v docker", check=False).code == 1, "a plan changes nothing"
     for step in STEPS[1:]:
         log = tmp_path / f"{step}.log"
         process = deploys.start_ops(tree, inventory, "deploy", log=log)
