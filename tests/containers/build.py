@@ -353,9 +353,15 @@ def build_images() -> None:
     build_base()
     download_wheels()
     build_image(_app())
-    for name in ("redis", "caddy", "postgres", "prometheus", "alertmanager"):
+    for name in ("redis", "caddy", "postgres"):
         build_image(_server(name))
     build_image(_tei())
+
+
+def build_watchers() -> None:
+    """What only the tests of the monitoring run."""
+    for name in ("prometheus", "alertmanager"):
+        build_image(_server(name))
 
 
 def main(arguments: Sequence[str]) -> int:

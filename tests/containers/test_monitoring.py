@@ -23,6 +23,8 @@ from ops.vm.metrics import collect, render, write
 from ops.vm.stack import Stack as Machine
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.slow
+
 PROMETHEUS = COMPOSE / "prometheus"
 #: Each rule, firing and silent.
 CASES = Path(__file__).with_name("alert_cases.yml")
@@ -51,6 +53,11 @@ http.server.HTTPServer(("", 8000), Handler).serve_forever()
 # -- what the programs say of their files
 
 
+@pytest.fixture(scope="module")
+def watchers(images: None) -> None:
+    build.build_watchers()
+
+
 def promtool(*words: str) -> str:
     mounts = ["--volume", f"{PROMETHEUS}:/etc/prometheus:ro", "--volume", f"{CASES}:/cases.yml:ro"]
     return command(
@@ -59,12 +66,12 @@ def promtool(*words: str) -> str:
     )  # fmt: skip
 
 
-def test_prometheus_takes_its_files_without_a_complaint(images: None) -> None:
+def test_prometheus_takes_its_files_without_a_complaint(watchers: None) -> None:
     said = promtool("check", "config", "--lint=all", "--lint-fatal", "/etc/prometheus/prometheus.yml")
     assert said.count("SUCCESS") == 4, said
 
 
-def test_each_alert_fires_when_it_should_and_only_then(images: None) -> None:
+def test_each_alert_fires_when_it_should_and_only_then(watchers: None) -> None:
     assert "SUCCESS" in promtool("test", "rules", "/cases.yml")
 
 
@@ -75,7 +82,7 @@ ALERTS = [
 
 
 @pytest.mark.parametrize("wanted", [*ALERTS, ALERTS[0] | ALERTS[1]], ids=["webhook", "mail", "both"])
-def test_alertmanager_takes_what_is_written_for_it(wanted: dict[str, str], images: None, tmp_path: Path) -> None:
+def test_alertmanager_takes_what_is_written_for_it(wanted: dict[str, str], watchers: None, tmp_path: Path) -> None:
     secrets = {"ALERT_WEBHOOK_TOKEN": TOKEN, "ALERT_SMTP_PASSWORD": "of-the-mail-server"}
     for name, text in alerts.files_for(wanted, secrets).items():
         (tmp_path / name).write_text(text)
@@ -117,7 +124,7 @@ def write_files(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def watched(make_stack) -> Iterator[Stack]:  # type: ignore[no-untyped-def]
+def watched(make_stack, watchers: None) -> Iterator[Stack]:  # type: ignore[no-untyped-def]
     made: Stack = make_stack(PROJECT, "172.30.93", RATE_LIMIT_PER_MINUTE="6000", COMPOSE_PROFILES="postgres,monitoring")
     folder = made.env_file.parent
     receiver = folder / "receiver.py"
@@ -156,7 +163,6 @@ def received(watched: Stack) -> list[dict[str, Any]]:
     return [alert for line in lines for alert in json.loads(line.split(" ", 2)[2])["alerts"]]
 
 
-@pytest.mark.slow
 def test_a_fault_is_told_and_so_is_its_end(watched: Stack) -> None:
     key = watched.create_key()
     with watched.client(key) as client:
@@ -181,7 +187,6 @@ def test_a_fault_is_told_and_so_is_its_end(watched: Stack) -> None:
     assert (ROOT / alert["annotations"]["runbook"]).is_file()
 
 
-@pytest.mark.slow
 def test_all_that_is_there_is_asked(watched: Stack) -> None:
     def jobs() -> set[str]:
         return {found["metric"]["job"] for found in ask(watched, "up == 1")}
@@ -191,7 +196,6 @@ def test_all_that_is_there_is_asked(watched: Stack) -> None:
     assert down == {"api-b:8484"}, "the slot that is not in use"
 
 
-@pytest.mark.slow
 def test_the_machines_figures_arrive(watched: Stack) -> None:
     write_files(watched.env_file.parent)
 
@@ -204,7 +208,6 @@ def test_the_machines_figures_arrive(watched: Stack) -> None:
     assert ask(watched, "warmstart_host_disk_free_bytes > 0")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("service", WATCHERS)
 def test_watchers_may_do_as_little_as_others(service: str, watched: Stack) -> None:
     found = watched.inspect(service)
@@ -228,7 +231,6 @@ def test_watchers_may_do_as_little_as_others(service: str, watched: Stack) -> No
     assert all(not mount["RW"] for mount in found["Mounts"] if mount["Type"] == "bind")
 
 
-@pytest.mark.slow
 def test_watchers_leave_room_under_their_limits(watched: Stack) -> None:
     stats = command("docker", "stats", "--no-stream", "--format", "{{.Name}} {{.MemPerc}}")
     used = dict(line.rsplit(" ", 1) for line in stats.splitlines() if line.startswith(f"{PROJECT}-"))
@@ -236,7 +238,6 @@ def test_watchers_leave_room_under_their_limits(watched: Stack) -> None:
         assert float(used[f"{PROJECT}-{service}-1"].rstrip("%")) < 70, used
 
 
-@pytest.mark.slow
 def test_no_watcher_shows_the_secret(watched: Stack) -> None:
     said = command("docker", "inspect", *(watched.inspect(service)["Id"] for service in WATCHERS))
     assert TOKEN not in said
@@ -250,7 +251,7 @@ def test_no_watcher_shows_the_secret(watched: Stack) -> None:
 
 
 @pytest.fixture
-def vm(images: None, tmp_path: Path) -> Iterator[Machine]:
+def vm(watchers: None, tmp_path: Path) -> Iterator[Machine]:
     """The folders of a machine on which a release was rolled out; of its containers, none runs."""
     project = f"{PROJECT}-vm"
     made = Machine(tmp_path, project)
@@ -273,7 +274,6 @@ def vm(images: None, tmp_path: Path) -> Iterator[Machine]:
     made.run(alerts._compose(made, made.release("r1"), "down", "--volumes", "--timeout", "5"))
 
 
-@pytest.mark.slow
 def test_who_is_to_be_told_is_set_up_and_changed_and_taken_down(vm: Machine) -> None:
     wanted = {"webhook": "https://hooks.example.com/T0/secret"}
 

@@ -32,9 +32,8 @@ from warmstart.store.writer import Writer
 
 WIDE, NARROW = 1536, 384
 STEPS = ("dump", "recreate", "reload", "reload", "index", "verify")
+KILLS = 100
 IN_PLACE = ("dump", "reset", "index", "verify")
-#: One run through all steps.
-KILLS = 6
 
 
 @asynccontextmanager
@@ -156,8 +155,7 @@ class Killed(BaseException):
     """Stands in for a death between two calls, where a real one would only be slow."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dim", [4, 8])
+@pytest.mark.parametrize("dim", [4, pytest.param(8, marks=pytest.mark.slow)])
 async def test_cut_off_between_any_two_reports(tmp_path: Path, dim: int) -> None:
     rows = await made(tmp_path, 1_100)
     reports = 0
@@ -196,14 +194,14 @@ def assert_nothing_lost(store: Path, found: list[Row], rows: list[Row]) -> None:
     assert manifest.rows == len(rows)
 
 
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(100, marks=pytest.mark.slow)])
-async def test_killed_at_every_step_and_in_between(tmp_path: Path, kills: int) -> None:
+@pytest.mark.slow
+async def test_killed_at_every_step_and_in_between(tmp_path: Path) -> None:
     rows = rows_of(1_300, 1)
     wide = [r | {"embedding": r["embedding"] and r["embedding"] * WIDE} for r in rows]
     await make_store(tmp_path / "whole" / "lancedb", wide, space(WIDE))
-    dice = random.Random(kills)
+    dice = random.Random(KILLS)
     done = 0
-    while done < kills:
+    while done < KILLS:
         home = tmp_path / "home"
         shutil.rmtree(home, ignore_errors=True)
         shutil.copytree(tmp_path / "whole", home)

@@ -277,7 +277,8 @@ class Load:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("dim", [NEW_DIM, pytest.param(OLD_DIM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [NEW_DIM, OLD_DIM])
 async def test_a_server_and_a_worker_go_on(tmp_path: Path, postgres_session: TestServer, dim: int) -> None:
     """Of their requests during a migration none is an error but those the contract names."""
     dsn = await fresh_database(postgres_session.dsn)

@@ -65,6 +65,7 @@ def test_a_service_is_reached_from_outside_where_it_listens_for_others(bare: Mac
     wait_until("it is gone", lambda: not bare.answers(80))
 
 
+@pytest.mark.slow
 def test_what_is_on_it_stays_over_reboot_power_cut_and_shutdown(bare: Machine) -> None:
     bare.ssh(
         "echo kept > /etc/kept; echo lost > /run/lost; ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub > /root/host"
