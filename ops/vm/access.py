@@ -15,10 +15,14 @@ TENANT: Final = "default"
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    compose = commands.add_parser("compose", help="docker compose, with the files of the release that runs")
+    # with no sign that begins an option, all words are handed on
+    as_they_are: Any = {"prefix_chars": "\0", "add_help": False}
+    compose = commands.add_parser(
+        "compose", help="docker compose, with the files of the release that runs", **as_they_are
+    )
     compose.add_argument("words", nargs=argparse.REMAINDER)
     compose.set_defaults(run=_compose)
-    keys = commands.add_parser("keys", help="`warmstart keys` in the api's container")
+    keys = commands.add_parser("keys", help="`warmstart keys` in the api's container", **as_they_are)
     keys.add_argument("words", nargs=argparse.REMAINDER)
     keys.set_defaults(run=_keys)
     first = commands.add_parser("first-key", help="make an API key where there is none; --check: is there one?")

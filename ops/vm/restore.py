@@ -172,7 +172,7 @@ class Restore:
         self.progress.begin("stop")
         for container in [c for name in WRITERS for c in self.stack.containers(name)]:
             self.stack.run(["docker", "stop", container.id])
-            self.stack.run(["docker", "rm", container.id])
+            self.stack.run(["docker", "rm", "--volumes", container.id])
         self.progress.done("api and worker stopped")
 
     def _put_secrets(self, restored: Path) -> None:

@@ -236,7 +236,7 @@ class RollOut:
         found = self.stack.containers(service)
         for container in found:
             self.stack.run(["docker", "stop", container.id])
-            self.stack.run(["docker", "rm", container.id])
+            self.stack.run(["docker", "rm", "--volumes", container.id])
         return [f"{service} removed"] if found else []
 
 

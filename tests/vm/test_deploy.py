@@ -335,7 +335,7 @@ def test_only_three_ports_answer_from_outside(deployed: Deployed) -> None:
         )
         assert not machine.answers(8081)
     finally:
-        machine.ssh("docker rm -f stray")
+        machine.ssh("docker rm --force --volumes stray")
 
 
 def image_of_api(machine: Machine) -> str:
