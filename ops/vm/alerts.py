@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from .metrics import FILE, FOLDER, collect, read_settings, render, write
+from .metrics import FILE, FOLDER, collect, render, write
+from .secrets import read
 from .stack import Refused, Release, Stack
 
 PROFILE: Final = "monitoring"
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 def pending(stack: Stack, wanted: Mapping[str, str]) -> list[str]:
     """What `apply` would change, in words; nothing where all is as it should be."""
-    files = files_for(wanted, read_settings(stack.etc / "secrets.env"))
+    files = files_for(wanted, read(stack.etc / "secrets.env"))
     there = {c.service: c for c in stack.containers() if c.service in SERVICES}
     if not files:
         return [f"{service}: is not wanted any more" for service in sorted(there)]
@@ -77,7 +78,7 @@ def apply(stack: Stack, wanted: Mapping[str, str]) -> list[str]:
     if not todo:
         return []
     release = _release(stack)
-    files = files_for(wanted, read_settings(stack.etc / "secrets.env"))
+    files = files_for(wanted, read(stack.etc / "secrets.env"))
     if not files:
         stack.run(_compose(stack, release, "rm", "--stop", "--force", *SERVICES))
         shutil.rmtree(_folder(stack), ignore_errors=True)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 from contextlib import suppress
 
+from .secrets import read
 from .stack import Stack
 
 
@@ -15,9 +16,5 @@ def names(stack: Stack) -> set[str]:
     with suppress(OSError, subprocess.SubprocessError):
         listed = subprocess.run(["hostname", "--all-ip-addresses"], capture_output=True, text=True, timeout=10)
         found |= set(listed.stdout.split())
-    with suppress(OSError):
-        for line in (stack.etc / "settings.env").read_text().splitlines():
-            name, _, value = line.partition("=")
-            if name in ("DOMAIN", "ADDRESS") and value.strip("\"'"):
-                found.add(value.strip("\"'"))
-    return found
+    settings = read(stack.etc / "settings.env")
+    return found | {settings[name] for name in ("DOMAIN", "ADDRESS") if settings.get(name)}

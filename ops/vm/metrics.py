@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .changes import newest
+from .secrets import read
 from .stack import Stack, VmError
 
 #: In a folder of its own, which is all that the container sees.
@@ -185,7 +186,7 @@ def _seconds(at: str) -> float:
 
 def certificate(stack: Stack) -> Iterator[Sample]:
     """Of what a client on this machine is shown, whoever signed it."""
-    settings = read_settings(stack.etc / "settings.env")
+    settings = read(stack.etc / "settings.env")
     name = settings.get("DOMAIN") or settings.get("ADDRESS") or "localhost"
     bind = settings.get("BIND_ADDRESS", "")
     host = "127.0.0.1" if bind in ("", "0.0.0.0") else bind  # noqa: S104 - no address to connect to
@@ -200,12 +201,6 @@ def certificate(stack: Stack) -> Iterator[Sample]:
     not_before, not_after = validity(der)
     yield "warmstart_certificate_not_before_timestamp_seconds", "From when the certificate is good.", {}, not_before
     yield "warmstart_certificate_not_after_timestamp_seconds", "Until when it is.", {}, not_after
-
-
-def read_settings(path: Path) -> dict[str, str]:
-    """Of an env file, quotes taken off; empty where there is none."""
-    text = path.read_text() if path.exists() else ""
-    return {name: value.strip("\"'") for name, value in re.findall(r"^([A-Z][A-Z0-9_]*)=(.*)$", text, re.MULTILINE)}
 
 
 def shown_certificate(host: str, port: int, name: str) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from .metrics import read_settings
+from .secrets import read
 from .stack import Release, Stack, VmError
 
 #: Beside the current and the previous one.
@@ -107,7 +107,7 @@ def _removable(name: str) -> str:
 
 def _models(stack: Stack) -> list[Path]:
     folder = stack.state / "model"
-    used = Path(read_settings(stack.etc / "settings.env").get("MODEL_DIR", "")).name
+    used = Path(read(stack.etc / "settings.env").get("MODEL_DIR", "")).name
     mounted = {mount for container in stack.containers() for mount in _mounts(stack, container.id)}
     return sorted(
         path for path in (folder.iterdir() if folder.is_dir() else ())

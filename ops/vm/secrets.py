@@ -89,6 +89,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 def read(path: Path) -> dict[str, str]:
+    """Of an env file, secrets or settings, the quotes around values taken off; empty where there is none."""
     try:
         text = path.read_text()
     except FileNotFoundError:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from .metrics import read_settings
-from .secrets import write
+from .secrets import read, write
 from .stack import SLOTS, Refused, Release, Stack, VmError
 
 TENANT: Final = "canary"
@@ -69,7 +68,7 @@ def report(stack: Stack, release: Release, *, base: str | None) -> str:
 
 
 def _run(stack: Stack, release: Release, base: str | None, key: str) -> str:
-    settings = read_settings(stack.etc / "settings.env")
+    settings = read(stack.etc / "settings.env")
     mode = "keyword" if settings.get("EMBEDDING_ENABLED", "").lower() in ("false", "0", "no") else "hybrid"
     with _scratch(stack) as folder:
         environment = folder / "key.env"

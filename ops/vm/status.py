@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from .changes import newest
 from .gate import API_PORT
-from .metrics import memory, read_settings, shown_certificate, validity
+from .metrics import memory, shown_certificate, validity
+from .secrets import read
 from .stack import SLOTS, Container, Stack, VmError
 
 ASK_TIMEOUT_S: Final = 5.0
@@ -140,7 +141,7 @@ def last_result(stack: Stack, kind: str) -> dict[str, Any] | None:
 
 
 def certificate(stack: Stack) -> dict[str, Any]:
-    settings = read_settings(stack.etc / "settings.env")
+    settings = read(stack.etc / "settings.env")
     name = settings.get("DOMAIN") or settings.get("ADDRESS") or "localhost"
     bind = settings.get("BIND_ADDRESS", "")
     host = "127.0.0.1" if bind in ("", "0.0.0.0") else bind  # noqa: S104 - no address to connect to
