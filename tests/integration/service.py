@@ -27,6 +27,7 @@ from fakes.provider import FakeProvider
 from fakes.upstash_server import UpstashServer
 from warmstart.config import Settings
 from warmstart.context import count_tokens
+from warmstart.errors import EmbeddingError
 from warmstart.local_cache import LocalCache
 from warmstart.runtime import Runtime, open_runtime
 from warmstart.web.app import create_app
@@ -152,10 +153,31 @@ class App:
         return Tenant(self, tenant.user_id, tenant.key, self.client(tenant.key))
 
     async def embed_all(self) -> None:
-        """What the worker does with its queue, until nothing waits."""
+        """What the worker does with its queue, until nothing waits; an open circuit is waited for, as it does."""
         worker = Worker(self.runtime)
-        while await worker.backfill():
-            pass
+
+        async def nothing_waits() -> bool:
+            try:
+                return not await worker.backfill()
+            except EmbeddingError as error:
+                if error.reason != "circuit-open":
+                    raise
+                return False
+
+        await until(nothing_waits, 60, every_s=0)
+
+    async def written_behind(self, memories: int) -> None:
+        """Waits until Postgres has a status row for each of so many memories: they are written behind the answer."""
+        async with await psycopg.AsyncConnection.connect(
+            self.runtime.settings.database_url.get_secret_value()
+        ) as connection:
+            await connection.set_autocommit(True)
+
+            async def all_known() -> bool:
+                [row] = await (await connection.execute("SELECT count(*) FROM memory_status")).fetchall()
+                return bool(row[0] == memories)
+
+            await until(all_known)
 
     async def forget(self) -> None:
         """The cache as after a loss."""

@@ -68,13 +68,13 @@ async def two_tenants(app: App) -> tuple[Tenant, Tenant]:
     gone = await two.save("the cellar key hangs behind the clock")
     await two.save("der Leuchtturm wird am Mittwoch gestrichen")
     await two.delete(f"/v1/memories/{gone['id']}")
+    await app.written_behind(6)
     return one, two
 
 
 async def test_it_counts_checks_and_searches_each_tenant_beside_a_running_service(settings: Settings, dsn: str) -> None:
     async with running(settings) as app:
         one, two = await two_tenants(app)
-        await asyncio.sleep(0.5)  # the status rows are written behind
         before = files(settings.warmstart_home / "lancedb")
         found = await take(settings.lancedb, dsn, search=True)
         assert files(settings.warmstart_home / "lancedb") == before, "something was written"
