@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import threading
 import time
@@ -17,6 +18,7 @@ from containers.stack import wait_until
 
 #: A second, of each client.
 RATE: Final = 2.0
+NAMESPACE: Final = "load"
 #: The longest that a request may take while an api is replaced by another.
 MAX_STALL_S: Final = 1.0
 #: Two cores that also do the deploying can stand still for longer than what is looked at here.
@@ -29,10 +31,8 @@ class Load:
 
     client: httpx.Client
     clients: int = 2
-    #: seconds, measured from when it was due, so that a stall counts for each that had to wait
-    took: list[float] = field(default_factory=list)
-    #: seconds, what, and the time of day when it was due
-    slowest: tuple[float, str, str] = (0.0, "", "")
+    #: when it was due (seconds since 1970), how long it took, and what it was
+    answered: list[tuple[float, float, str]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     saved: dict[str, str] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -64,7 +64,7 @@ class Load:
 
     def _save(self, due: float) -> None:
         content = f"Written during a deploy: {uuid.uuid4()}"
-        answer = self._request("/v1/memories", {"content": content, "namespace": "load"}, due)
+        answer = self._request("/v1/memories", {"content": content, "namespace": NAMESPACE}, due)
         if answer is not None:
             self.saved[answer["id"]] = content
 
@@ -77,9 +77,9 @@ class Load:
         except httpx.HTTPError as error:
             self.failures.append(f"{path}: {type(error).__name__}: {error}")
             return None
+        # from when it was due, so that a stall counts for each that had to wait
         seconds = time.monotonic() - due
-        self.took.append(seconds)
-        self.slowest = max(self.slowest, (seconds, path, time.strftime("%H:%M:%S", time.gmtime(time.time() - seconds))))
+        self.answered.append((time.time() - seconds, seconds, path))
         if answer.status_code >= 400:
             self.failures.append(f"{path}: {answer.status_code} {answer.text[:200]}")
             return None
@@ -88,24 +88,34 @@ class Load:
 
     def wait_for(self, count: int) -> None:
         """So many answers more."""
-        goal = len(self.took) + count
-        wait_until(f"{count} answers", lambda: len(self.took) >= goal or self.failures, 60)
+        goal = len(self.answered) + count
+        wait_until(f"{count} answers", lambda: len(self.answered) >= goal or self.failures, 60)
 
     @property
     def summary(self) -> str:
-        seconds, what, at = self.slowest
-        middle = statistics.median(self.took or [0.0])
+        middle = statistics.median(seconds for _, seconds, _ in self.answered)
+        at, seconds, what = max(self.answered, key=lambda each: each[1])
         return (
-            f"{len(self.took)} requests, {len(self.failures)} failed, half of them within {middle:.2f} s, "
-            f"the longest took {seconds:.2f} s: {what} at {at}"
+            f"{len(self.answered)} requests, {len(self.failures)} failed, half of them within {middle:.2f} s, "
+            f"the longest took {seconds:.2f} s: {what} at {time.strftime('%H:%M:%S', time.gmtime(at))}"
         )
 
+    def longest(self, since: float = 0.0, until: float = math.inf) -> float:
+        """Seconds, of what was under way between these two times."""
+        return max((took for at, took, _ in self.answered if at <= until and at + took >= since), default=0.0)
+
     def assert_served(self, *, longest_s: float = MAX_STALL_S + SLACK_S) -> None:
-        assert self.took
+        assert self.answered
         assert self.failures == [], self.summary
-        assert max(self.took) < longest_s, self.summary
+        assert self.longest() < longest_s, self.summary
 
     def lost(self, client: httpx.Client) -> list[str]:
         """Ids that were answered and are not there, or are not what was sent."""
-        found = {i: client.get(f"/v1/memories/{i}") for i in self.saved}
-        return [i for i, a in found.items() if a.status_code != 200 or a.json()["content"] != self.saved[i]]
+        found: dict[str, str] = {}
+        query: dict[str, str | int] = {"namespace": NAMESPACE, "limit": 50}
+        while True:
+            page = client.get("/v1/memories", params=query).raise_for_status().json()
+            found |= {memory["id"]: memory["content"] for memory in page["memories"]}
+            if not page["next_cursor"]:
+                return [i for i, content in self.saved.items() if found.get(i) != content]
+            query["cursor"] = page["next_cursor"]
