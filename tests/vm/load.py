@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import threading
 import time
@@ -100,9 +99,9 @@ class Load:
             f"the longest took {seconds:.2f} s: {what} at {time.strftime('%H:%M:%S', time.gmtime(at))}"
         )
 
-    def longest(self, since: float = 0.0, until: float = math.inf) -> float:
-        """Seconds, of what was under way between these two times."""
-        return max((took for at, took, _ in self.answered if at <= until and at + took >= since), default=0.0)
+    def longest(self, since: float = 0.0) -> float:
+        """Seconds, of what was under way at this time or began later."""
+        return max((took for at, took, _ in self.answered if at + took >= since), default=0.0)
 
     def assert_served(self, *, longest_s: float = MAX_STALL_S + SLACK_S) -> None:
         assert self.answered
