@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 import structlog
 
 from warmstart.errors import BookkeepingUnavailable, EmbeddingError, WarmstartError
+from warmstart.pace import Pace
 from warmstart.runtime import Runtime
 from warmstart.store import predicates as where
 from warmstart.store.changes import BackfillWriter, Vector
@@ -67,6 +68,7 @@ class Worker:
         self._deferred: dict[str, _Deferred] = {}
         #: Rows that are being embedded or written.
         self._in_flight: set[str] = set()
+        self._pace = Pace()
         self._tenant = ""
         self._pause_s = PAUSE_S[0]
         self._turned_at = time.monotonic()
@@ -201,6 +203,7 @@ class Worker:
         finally:
             self._in_flight.difference_update(row["id"] for row in batch.rows)
         self._runtime.metrics.worker_embedded(len(written))
+        self._pace.add(len(written))
 
     async def _waiting(self, tenant: str) -> list[Row]:
         at = time.monotonic()
@@ -294,6 +297,8 @@ class Worker:
             for status in ("queued", "failed")
         ]
         metrics.set_queue(queued, failed, await self._queue_age())
+        if progress := self._pace.seen(queued):
+            log.info("worker.backfill.progress", **asdict(progress))
         metrics.set_unindexed_rows("search_text", state.unindexed_rows)
         metrics.set_table_versions(TABLE, state.versions)
 

@@ -166,18 +166,13 @@ class App:
 
         await until(nothing_waits, 60, every_s=0)
 
-    async def written_behind(self, memories: int) -> None:
-        """Waits until Postgres has a status row for each of so many memories: they are written behind the answer."""
-        async with await psycopg.AsyncConnection.connect(
-            self.runtime.settings.database_url.get_secret_value()
-        ) as connection:
-            await connection.set_autocommit(True)
+    async def written_behind(self) -> None:
+        """Waits until Postgres has what is written to it behind the answers."""
 
-            async def all_known() -> bool:
-                [row] = await (await connection.execute("SELECT count(*) FROM memory_status")).fetchall()
-                return bool(row[0] == memories)
+        async def nothing_waits() -> bool:
+            return self.runtime.bookkeeping.waiting == 0
 
-            await until(all_known)
+        await until(nothing_waits)
 
     async def forget(self) -> None:
         """The cache as after a loss."""

@@ -68,7 +68,7 @@ async def two_tenants(app: App) -> tuple[Tenant, Tenant]:
     gone = await two.save("the cellar key hangs behind the clock")
     await two.save("der Leuchtturm wird am Mittwoch gestrichen")
     await two.delete(f"/v1/memories/{gone['id']}")
-    await app.written_behind(6)
+    await app.written_behind()
     return one, two
 
 

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from integration.service import App, Tenant, down, until
+from warmstart import pace
 from warmstart import worker as worker_module
 from warmstart.errors import EmbeddingError, StoreUnavailable
 from warmstart.store.changes import BackfillWriter
@@ -30,11 +31,7 @@ async def statuses(tenant: Tenant) -> dict[str, str]:
 
 async def bookkept(app: App, memory_id: str) -> dict[str, Any] | None:
     """The status row, once nothing waits to be written."""
-
-    async def written() -> bool:
-        return app.runtime.bookkeeping.waiting == 0
-
-    await until(written)
+    await app.written_behind()
     dsn = app.runtime.settings.database_url.get_secret_value()
     async with await psycopg.AsyncConnection.connect(dsn) as conn:
         found = await conn.execute(
@@ -399,6 +396,20 @@ async def test_what_waits_is_measured(app: App, alice: Tenant, monkeypatch: pyte
     assert app.metric("queue_age_seconds") == 0
     await worker.compact_if_due()
     assert app.metric("compaction_lag_seconds") == 0
+
+
+async def test_a_long_queue_is_told_with_its_end(app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "WORTH_TELLING", 1)
+    monkeypatch.setattr(pace, "TELL_EVERY_S", 0.0)
+    batch = app.runtime.settings.embed_batch_size
+    await alice.batch(*(f"note {number}" for number in range(batch + 2)))
+    worker = Worker(app.runtime)
+    assert await worker.backfill() == batch
+    with capture_logs() as logs:
+        await worker.compact_if_due()
+    [told] = [entry for entry in logs if entry["event"] == "worker.backfill.progress"]
+    assert (told["left"], told["done"]) == (2, batch)
+    assert told["left_s"] >= 0
 
 
 async def test_a_job_that_fails_is_tried_again(app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
