@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from .changes import newest
-from .stack import Container, Release, Stack, VmError
+from .stack import PATIENCE, Container, Release, Stack, VmError
 
 #: A container that does not pass its own health check by then has failed.
-GATE_TIMEOUT_S: Final = 90.0
+GATE_TIMEOUT_S: Final = 90.0 * PATIENCE
 PROBE_TIMEOUT_S: Final = 10.0
 POLL_S: Final = 0.5
 #: For the embedding server to load its model, or for the api to find its cache again. The smoke test then decides.
-WARM_UP_S: Final = 60.0
+WARM_UP_S: Final = 60.0 * PATIENCE
 SMOKE_ATTEMPTS: Final = 3
 SMOKE_PAUSE_S: Final = 2.0
 API_PORT: Final = 8484
@@ -114,7 +114,7 @@ def _says_ok(container: Container) -> bool:
     """Whether the api itself finds nothing degraded."""
     if not (address := container.addresses.get("backend")):
         return False
-    connection = http.client.HTTPConnection(address, API_PORT, timeout=PROBE_TIMEOUT_S)
+    connection = http.client.HTTPConnection(address, API_PORT, timeout=PROBE_TIMEOUT_S * PATIENCE)
     try:
         connection.request("GET", "/readyz", headers={"Host": "127.0.0.1"})
         return bool(json.loads(connection.getresponse().read()).get("status") == "ok")

@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from .secrets import read, write
-from .stack import SLOTS, Refused, Release, Stack, VmError
+from .stack import PATIENCE, SLOTS, Refused, Release, Stack, VmError
 
 TENANT: Final = "canary"
 KEY_NAME: Final = "smoke"
@@ -79,7 +79,7 @@ def _run(stack: Stack, release: Release, base: str | None, key: str) -> str:
         command = [
             "docker", "run", "--rm", f"--name={stack.project}-smoke-{os.getpid()}", "--log-driver=none",
             *HARDENED, *way[0], "--env-file", str(environment),
-            image.id or image.name, "smoke", "--timeout", str(TIMEOUT_S), "--mode", mode, *way[1],
+            image.id or image.name, "smoke", "--timeout", str(round(TIMEOUT_S * PATIENCE)), "--mode", mode, *way[1],
         ]  # fmt: skip
         try:
             return stack.run(command, timeout_s=TIMEOUT_S + GRACE_S)

@@ -22,6 +22,8 @@ SLOTS: Final = ("api", "api-b")
 #: Of the project's own image; the rest comes from outside.
 APP_SERVICES: Final = (*SLOTS, "redis-rest", "worker")
 COMMAND_TIMEOUT_S: Final = 120.0
+#: How many times as long as elsewhere things may take, on a machine that is known to be slow, an emulated one say.
+PATIENCE: Final = float(os.environ.get("WARMSTART_VM_PATIENCE", "1"))
 #: How long to wait for another command on the stack, or for what a killed one left running.
 LOCK_TIMEOUT_S: Final = 60.0
 LOCK_POLL_S: Final = 0.2
@@ -213,6 +215,7 @@ class Stack:
 
     def run(self, command: Sequence[str], *, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Standard output of `command`; raises VmError with its last words where it fails."""
+        timeout_s *= PATIENCE
         try:
             # A session of its own: a signal to this program is not one to Docker, which then would stop half way.
             # It holds on to the stack's lock, so that what it does is over before the next command begins.

@@ -9,6 +9,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -81,6 +82,22 @@ def scratch_directory() -> Iterator[Path]:
 def scratch() -> Iterator[Path]:
     with scratch_directory() as made:
         yield made
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 96 MiB."""
+    mount_point = tmp_path / "disk"
+    mount_point.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(mount_point)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.fail(f"this test needs to mount a tmpfs (run it as root): {mounted.stderr.strip()}")
+    try:
+        yield mount_point
+    finally:
+        subprocess.run(["umount", "-l", str(mount_point)], check=True)
 
 
 @pytest.fixture(scope="session")

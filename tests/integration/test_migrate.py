@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -358,6 +358,28 @@ async def test_a_disk_that_is_too_small_is_refused_before_anything(
     with pytest.raises(DiskFull, match="too small"):
         await migrator(Command(tmp_path, 4)).migrate(4)
     assert not (tmp_path / "lancedb" / marker.DUMPS).exists()
+
+
+@pytest.mark.root
+async def test_a_disk_that_fills_up_while_rows_come_back_is_waited_out(small_disk: Path) -> None:
+    rows = await made(small_disk, 2_000)
+    ballast = small_disk / "ballast"
+
+    def fill_up(step: str, done: int, total: int) -> None:
+        if step == "reload" and 0 < done < total and not ballast.exists():
+            with suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+
+    command = Command(small_disk, 4)
+    with pytest.raises(DiskFull) as full:
+        await migrator(command, fill_up).migrate(4)
+    assert "run the same command again" in str(full.value)
+    assert_nothing_lost(command.store, await contents(command.store), rows)
+    assert marker.standing(command.store) is not None
+    ballast.unlink()
+    assert (await migrator(command).migrate(4)).outcome == "migrated"
+    assert await contents(command.store) == migrated(rows)
 
 
 async def test_who_does_not_know_of_markers_is_noticed_before_the_drop(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -310,22 +309,6 @@ async def test_many_deletions_are_named_too(tmp_path: Path) -> None:
 
 
 # -- a full disk
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 24 MiB."""
-    where_ = tmp_path / "disk"
-    where_.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(where_)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.fail(f"this test needs to mount a tmpfs (run it as root): {mounted.stderr.strip()}")
-    try:
-        yield where_
-    finally:
-        subprocess.run(["umount", "-l", str(where_)], check=True)
 
 
 def fill(disk: Path, leave: int) -> Path:

@@ -24,7 +24,12 @@ IMAGES: Final = {
 }  # fmt: skip
 GIT_TIMEOUT_S: Final = 60
 #: The first deploy to an emulated machine takes a quarter of an hour.
-OPS_TIMEOUT_S: Final = 1800
+OPS_TIMEOUT_S: Final = 5400
+#: The defaults, of which a slow machine gets as many times more.
+BUDGETS_MS: Final = {
+    "EMBED_QUERY_BUDGET_MS": 800, "ARM_BUDGET_MS": 1_000, "SEARCH_BUDGET_MS": 2_000, "EMBED_SAVE_BUDGET_MS": 1_500,
+    "CACHE_BUDGET_MS": 150,
+}  # fmt: skip
 #: One person and one time for all commits: the same files are the same commit, for every operator.
 IDENTITY: Final = {
     f"GIT_{role}_{field}": value
@@ -92,10 +97,16 @@ def write_inventory(
         "images": "carry",
         "image_overrides": IMAGES,
         "model": str(model),
+        "settings": budgets(machine.patience),
         **fields,
     }
     path.write_text(f"hosts = [\n{pprint.pformat(('127.0.0.1', data))},\n]\n")
     return path
+
+
+def budgets(patience: float) -> dict[str, str]:
+    """Settings of a machine so many times as slow as others."""
+    return {name: str(round(ms * patience)) for name, ms in BUDGETS_MS.items()} if patience != 1 else {}
 
 
 class MakeInventory(Protocol):

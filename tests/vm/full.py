@@ -93,7 +93,7 @@ def build_disk() -> None:
 
 
 class Emulated(Machine):
-    patience = 10.0
+    patience = 20.0
     _process: subprocess.Popen[bytes]
 
     def start(self) -> None:
@@ -121,6 +121,7 @@ class Emulated(Machine):
         except AssertionError as error:
             said = [(self.folder / name).read_text(errors="replace") for name in ("qemu.log", "console.log")]
             raise AssertionError(f"{error}\n" + "\n".join(text[-2000:] for text in said)) from None
+        self.ssh(f"echo WARMSTART_VM_PATIENCE={self.patience:.0f} >/etc/environment")
 
     @property
     def _disk(self) -> Path:

@@ -164,6 +164,8 @@ def search(result: SearchResult) -> Answer:
     head = f"{len(result.hits) or 'no'} hits, mode {result.mode}"
     if result.degraded:
         head += f", degraded: {', '.join(result.degraded)}"
+    if result.migrated is not None:
+        head += f" ({result.migrated:.0%} of the memories are back)"
     blocks = [_block(hit, part) for hit, part in zip(result.hits, parts, strict=True)]
     forms = [
         HitForm(
