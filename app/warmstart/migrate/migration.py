@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import structlog
 
 from warmstart.config import Settings, Space
-from warmstart.errors import ConfigError, Conflict, StoreUnavailable, WarmstartError
+from warmstart.errors import ConfigError, Conflict, DiskFull, StoreUnavailable, WarmstartError
 from warmstart.migrate import dump, rebuild
 from warmstart.migrate.dump import Manifest
 from warmstart.migrate.plan import Plan, action_of, plan, plan_rest
@@ -183,6 +183,15 @@ class Migrator:
         return await self._run(migration, manifest, resumed=True)
 
     async def _run(self, migration: Migration, manifest: Manifest, *, resumed: bool) -> Result:
+        try:
+            return await self._finish(migration, manifest, resumed=resumed)
+        except DiskFull as error:
+            raise DiskFull(
+                f"the disk is full, and the migration has not ended; all memories are in {self._place(migration)}: "
+                "free space, then run the same command again"
+            ) from error
+
+    async def _finish(self, migration: Migration, manifest: Manifest, *, resumed: bool) -> Result:
         for _ in range(_TRIES):
             migration, table = await self._rebuild(migration, manifest)
             statuses = await self._reset_statuses()
