@@ -83,7 +83,7 @@ class UpstashCache:
                 # compressed answers would get around the limit on their size
                 "Accept-Encoding": "identity",
             },
-            timeout=None,  # `pipeline` has one for the whole of a call
+            timeout=None,  # noqa: S113 - `pipeline` has one for the whole of a call
             limits=httpx.Limits(
                 max_connections=MAX_CONNECTIONS,
                 max_keepalive_connections=MAX_CONNECTIONS,
