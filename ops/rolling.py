@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from pyinfra.api.state import State
 from ops import program
 from ops.facts import remote
 from ops.runner import Deploy, Refused
+from ops.vm.stack import last_json
 
 #: Longer than all waits on the VM together: what hangs there ends by itself, and is undone.
 TIMEOUT_S: Final = 1800
@@ -26,7 +26,7 @@ def pending(deploy: Deploy) -> dict[str, Any] | None:
     found = remote(command, timeout=PENDING_TIMEOUT_S)
     if not found.ok:
         raise Refused([found.err.strip() or found.last_error])
-    return dict(json.loads(found.out.strip().splitlines()[-1]))
+    return dict(last_json(found.out))
 
 
 def call(state: State, host: Host, deploy: Deploy, command: str) -> bool:

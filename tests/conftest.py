@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from hypothesis import settings
 
 from warmstart.config import Settings
+
+# how long an example takes depends on who else is at work
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 #: Settings (and the files some are read from), and what libraries under them read by themselves.
 NAMES: Final = {name.upper() + suffix for name in Settings.model_fields for suffix in ("", "_FILE")}

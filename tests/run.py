@@ -24,6 +24,9 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: Longest time of a tier without the slow tests, several times what it takes; a hang ends with a stack for each thread.
 TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "containers": 900, "vm": 900}
+#: Tiers whose tests wait as much as they compute and share nothing: two processes, each with whole modules of them.
+SHARED_OUT: Final = ("unit", "integration")
+PROCESSES: Final = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 SLOW_LIMIT_S: Final = 4 * 3600
 #: So many failures of a tier are looked at again, since a shared machine can stand still for seconds; both are told.
 MAX_SECOND_TRIES: Final = 5
@@ -106,7 +109,9 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
             began = time.monotonic()
-            status, note = self._pytest(name, report)
+            # what is measured is what runs in one process
+            shared_out = name in SHARED_OUT and not self._coverage
+            status, note = self._pytest(name, report, *(PROCESSES if shared_out else ()))
             passed, failed = counts(report)
             if 0 < failed <= MAX_SECOND_TRIES and not note:
                 print(f"\n== {name}: {failed} failed, and are tried once more, alone", flush=True)

@@ -15,13 +15,11 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import httpx
-import structlog
 
+from warmstart.circuit import Circuit
 from warmstart.config import Settings
 from warmstart.errors import CacheUnavailable
 from warmstart.local_cache import Command, LocalCache
-
-log = structlog.get_logger(__name__)
 
 #: Failures in a row that open the circuit, and how long it then stays open.
 FAILURES_TO_OPEN: Final = 3
@@ -63,44 +61,6 @@ def open_cache(settings: Settings) -> Cache:
     )
 
 
-class Circuit:
-    """Opens after failures in a row; then lets one probe through every `OPEN_S`."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._failures = 0
-        self._opened_at = 0.0
-        self._probing = False
-        self.reason = ""
-        self.since: datetime | None = None
-
-    def enter(self) -> bool:
-        """Whether this call is the probe, to be given to `leave`; CacheUnavailable while open."""
-        if self._failures < FAILURES_TO_OPEN:
-            return False
-        if self._probing or self._clock() - self._opened_at < OPEN_S:
-            raise CacheUnavailable(f"not asked, since the last calls failed: {self.reason}")
-        self._probing = True
-        return True
-
-    def leave(self, probe: bool) -> None:
-        if probe:
-            self._probing = False
-
-    def succeeded(self) -> None:
-        if self._failures >= FAILURES_TO_OPEN:
-            log.info("cache.up")
-        self._failures, self.reason, self.since = 0, "", None
-
-    def failed(self, reason: str) -> None:
-        self._failures += 1
-        self._opened_at = self._clock()
-        self.reason = reason
-        self.since = self.since or datetime.now(UTC)
-        if self._failures == FAILURES_TO_OPEN:
-            log.warning("cache.down", reason=reason)
-
-
 class UpstashCache:
     """One POST to `<url>/pipeline` a call, all of it within `budget_s`.
 
@@ -112,7 +72,9 @@ class UpstashCache:
     def __init__(self, url: str, token: str, budget_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url.rstrip("/") + "/pipeline"
         self._budget_s = budget_s
-        self._circuit = Circuit(clock)
+        self._circuit = Circuit("cache", clock, failures_to_open=FAILURES_TO_OPEN, pauses_s=(OPEN_S, OPEN_S))
+        #: Why the last call was not answered, and when that began.
+        self._trouble: tuple[str, datetime] | None = None
         self._base64: bool | None = None
         self._client = httpx.AsyncClient(
             headers={
@@ -121,7 +83,7 @@ class UpstashCache:
                 # compressed answers would get around the limit on their size
                 "Accept-Encoding": "identity",
             },
-            timeout=budget_s,
+            timeout=None,  # noqa: S113 - `pipeline` has one for the whole of a call
             limits=httpx.Limits(
                 max_connections=MAX_CONNECTIONS,
                 max_keepalive_connections=MAX_CONNECTIONS,
@@ -131,30 +93,35 @@ class UpstashCache:
 
     @property
     def healthy(self) -> bool:
-        return not self._circuit.reason
+        return self._trouble is None
 
     @property
     def reason(self) -> str:
-        return self._circuit.reason
+        return self._trouble[0] if self._trouble else ""
 
     @property
     def since(self) -> datetime | None:
-        return self._circuit.since
+        return self._trouble[1] if self._trouble else None
 
     async def pipeline(self, *commands: Command) -> list[Any]:
         if not commands:
             return []
-        probe = self._circuit.enter()
+        admission = self._circuit.admit()
+        if admission is None:
+            raise CacheUnavailable(f"not asked, since the last calls failed: {self.reason}")
         try:
             async with asyncio.timeout(self._budget_s):
                 results = await self._ask(commands)
         except Exception as error:  # whatever an endpoint can do to us, callers meet one error
             self._base64 = None
             reason = _reason(error, self._budget_s)
-            self._circuit.failed(reason)
+            self._trouble = (reason, self.since or datetime.now(UTC))
+            self._circuit.failed(admission, reason)
             raise CacheUnavailable(reason) from error
-        finally:
-            self._circuit.leave(probe)
+        except BaseException:
+            self._circuit.released(admission)
+            raise
+        self._trouble = None
         self._circuit.succeeded()
         return results
 

@@ -13,6 +13,7 @@ from ops.facts import remote
 from ops.files import written
 from ops.inventory import given_secrets
 from ops.runner import Deploy
+from ops.vm.stack import last_json
 
 PROGRAM: Final = "/usr/local/bin/warmstart-vm"
 #: openssh-client: for an sftp place
@@ -87,7 +88,7 @@ def _put(deploy: Deploy, settings: str) -> None:
     done = remote(f"{PROGRAM} backup --configure", stdin=settings, timeout=CONFIGURE_TIMEOUT_S)
     if not done.ok:
         raise PyinfraError(done.last_error)
-    answer: dict[str, Any] = json.loads(done.out.strip().splitlines()[-1])
+    answer: dict[str, Any] = last_json(done.out)
     if answer["made"]:
         deploy.notes.append(
             f"Password of the backups, shown this once: {answer['made']}\n"

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, Final
 
-from .stack import Refused, Stack, VmError
+from .stack import Refused, Stack, VmError, last_json
 
 #: The tenant that an operator's keys belong to where none is named.
 TENANT: Final = "default"
@@ -58,14 +58,14 @@ def _first_key(args: argparse.Namespace) -> int:
         raise Refused("there are keys already: `warmstart-vm keys list` shows them, `keys create NAME` makes another")
     if TENANT not in _tenants(stack):
         stack.exec("api", "warmstart", "tenants", "create", TENANT, "--json")
-    made = _answer(stack.exec("api", "warmstart", "keys", "create", "first", "--tenant", TENANT, "--json"))
+    made = last_json(stack.exec("api", "warmstart", "keys", "create", "first", "--tenant", TENANT, "--json"))
     sys.stdout.write(made["key"] + "\n")
     return 0
 
 
 def _tenants(stack: Stack) -> set[str]:
     return {
-        tenant["name"] for tenant in _answer(stack.exec("api", "warmstart", "tenants", "list", "--json"))["tenants"]
+        tenant["name"] for tenant in last_json(stack.exec("api", "warmstart", "tenants", "list", "--json"))["tenants"]
     }
 
 
@@ -73,8 +73,4 @@ def _has_key(stack: Stack) -> bool:
     """Of an operator: the canary's is the deploy's own. A revoked one was somebody's, too."""
     if TENANT not in _tenants(stack):
         return False
-    return bool(_answer(stack.exec("api", "warmstart", "keys", "list", "--tenant", TENANT, "--json"))["keys"])
-
-
-def _answer(output: str) -> Any:
-    return json.loads(output.strip().splitlines()[-1])
+    return bool(last_json(stack.exec("api", "warmstart", "keys", "list", "--tenant", TENANT, "--json"))["keys"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from .children import run_child
-from .stack import Refused, Release, Stack, VmError
+from .stack import Refused, Release, Stack, VmError, last_json
 
 #: For one look through a whole store, or one dump.
 WORK_TIMEOUT_S: Final = 3600.0
@@ -124,5 +124,5 @@ class Apps:
                 said = self.app(
                     what, data, *words, "--against", "-", network=network, environment=environment, stdin=file
                 )
-        found: dict[str, Any] = json.loads(said.splitlines()[-1])
+        found: dict[str, Any] = last_json(said)
         return found

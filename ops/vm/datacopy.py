@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import stat
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from . import locks
 from .stack import VmError
 
 #: Longer than any compaction; who can't have the lock by then has found a migration, or a process that hangs.
@@ -74,16 +74,11 @@ def _flock(path: Path, held: contextlib.ExitStack, deadline: float) -> None:
     held.callback(os.close, fd)
     owner = path.parent.stat()
     os.fchown(fd, owner.st_uid, owner.st_gid)  # made here it would be root's, and the service locked out
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise VmError(
-                    f"the memory store has been locked for over {LOCK_TIMEOUT_S:.0f} s: a migration is under way "
-                    "(`warmstart-vm status`), or a process hangs. Try again when it has ended"
-                ) from None
-            time.sleep(_POLL_S)
+    if not locks.wait(fd, deadline - time.monotonic(), _POLL_S):
+        raise VmError(
+            f"the memory store has been locked for over {LOCK_TIMEOUT_S:.0f} s: a migration is under way "
+            "(`warmstart-vm status`), or a process hangs. Try again when it has ended"
+        )
 
 
 def _copy_folder(source: Path, target: Path, *, linked: bool) -> tuple[int, int]:

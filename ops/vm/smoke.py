@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from .secrets import read, write
-from .stack import PATIENCE, SLOTS, Refused, Release, Stack, VmError
+from .stack import PATIENCE, SLOTS, Refused, Release, Stack, VmError, last_json
 
 TENANT: Final = "canary"
 KEY_NAME: Final = "smoke"
@@ -156,4 +155,4 @@ def canary_key(stack: Stack, release: Release) -> str:
 
 def _one_off(stack: Stack, release: Release, *words: str) -> Any:
     command = stack.compose(release, "run", "--rm", "--no-deps", "--no-TTY", SLOTS[0], *words)
-    return json.loads(stack.run(command, timeout_s=ONE_OFF_TIMEOUT_S).strip().splitlines()[-1])
+    return last_json(stack.run(command, timeout_s=ONE_OFF_TIMEOUT_S))

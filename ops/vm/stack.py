@@ -5,17 +5,17 @@ Nothing is remembered of a roll-out: what there is to know stands in Docker, in 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
+
+from . import locks
 
 #: The services a roll-out runs the api in, in turn. Caddy asks the second where the flag file is there.
 SLOTS: Final = ("api", "api-b")
@@ -26,7 +26,6 @@ COMMAND_TIMEOUT_S: Final = 120.0
 PATIENCE: Final = float(os.environ.get("WARMSTART_VM_PATIENCE", "1"))
 #: How long to wait for another command on the stack, or for what a killed one left running.
 LOCK_TIMEOUT_S: Final = 60.0
-LOCK_POLL_S: Final = 0.2
 #: Last lines of a command that failed, and of a container's log.
 ERROR_LINES: Final = 15
 LOG_LINES: Final = 40
@@ -293,26 +292,15 @@ class Stack:
     @contextmanager
     def lock(self, what: str, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         """Held by each command while it changes the stack; `what` tells others why they wait. Raises Refused."""
-        self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
-        path = self.run_dir / "stack.lock"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            deadline = time.monotonic() + timeout_s
-            while True:
-                with suppress(BlockingIOError):
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                if time.monotonic() > deadline:
-                    raise Refused(f"another command has held the stack for over {timeout_s:.0f} s: {_holder(path)}")
-                time.sleep(LOCK_POLL_S)
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, json.dumps({"what": what, "pid": os.getpid(), "since": time.time()}).encode(), 0)
-            _held.append(lock)
-            try:
-                yield
-            finally:
-                _held.remove(lock)
+            lock = locks.take(self.run_dir / "stack.lock", what, timeout_s)
+        except TimeoutError as holder:
+            raise Refused(f"another command has held the stack for over {timeout_s:.0f} s: {holder}") from None
+        _held.append(lock)
+        try:
+            yield
         finally:
+            _held.remove(lock)
             os.close(lock)
 
 
@@ -320,13 +308,9 @@ class Stack:
 _held: list[int] = []
 
 
-def _holder(path: Path) -> str:
-    try:
-        found = json.loads(path.read_text())
-        seconds = time.time() - found["since"]
-        return f"{found['what']}, process {found['pid']}, for {seconds:.0f} s"
-    except (OSError, ValueError, KeyError):
-        return "unknown"
+def last_json(output: str) -> Any:
+    """What a program that is asked for JSON says: its last line."""
+    return json.loads(output.strip().splitlines()[-1])
 
 
 def _environment() -> dict[str, str]:

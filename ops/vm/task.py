@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -14,39 +13,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from . import locks
 from .progress import say
 from .stack import Refused, Stack, VmError
 
 #: How long to wait for another one that is under way.
 LOCK_TIMEOUT_S: Final = 60.0
-LOCK_POLL_S: Final = 0.2
 
 
 @contextlib.contextmanager
 def only_one(stack: Stack, what: str) -> Iterator[None]:
     """Backup, drill and restore exclude one another. Raises Refused."""
-    stack.run_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
-    fd = os.open(stack.run_dir / "backup.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if time.monotonic() > deadline:
-                holder = os.pread(fd, 200, 0).decode(errors="replace")
-                raise Refused(f"under way already: {holder}. Try again when it has ended")
-            time.sleep(LOCK_POLL_S)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{what}, process {os.getpid()}, since {datetime.now(UTC):%H:%M:%S} UTC".encode(), 0)
-        # a unit that is stopped must clean up, too
-        before = signal.signal(signal.SIGTERM, lambda *_: _stop())
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        lock = locks.take(stack.run_dir / "backup.lock", what, LOCK_TIMEOUT_S)
+    except TimeoutError as holder:
+        raise Refused(f"under way already: {holder}. Try again when it has ended") from None
+    # a unit that is stopped must clean up, too
+    before = signal.signal(signal.SIGTERM, lambda *_: _stop())
+    try:
+        yield
     finally:
-        os.close(fd)
+        signal.signal(signal.SIGTERM, before)
+        os.close(lock)
 
 
 def stay_in_background() -> None:

@@ -74,8 +74,8 @@ EXCLUDED: Final[dict[tuple[str, str], str]] = {
 #: The name in /v1/health, /readyz and `warmstart_dependency_up`, and the event that says it is down.
 NAMES: Final = {
     "embeddings": ("embedding", "search.embedding.degraded"),
-    "redis": ("redis", "cache.down"),
-    "redis-rest": ("redis", "cache.down"),
+    "redis": ("redis", "circuit.opened"),
+    "redis-rest": ("redis", "circuit.opened"),
     "postgres": ("postgres", "bookkeeping.down"),
 }
 #: A fault that comes and goes may be over before it is noticed; one that is met by care is no fault to speak of.

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import build
 import httpx
 import pytest
+from rights import MB, assert_limits_and_rights
 from stack import SERVICES, Stack, command, wait_until
 
-MB = 2**20
 MEMORY_MB = {
     "api": 512, "worker": 384, "redis": 96, "redis-rest": 128, "embeddings": 1024, "postgres": 192, "caddy": 128,
 }  # fmt: skip
@@ -27,25 +27,12 @@ PORTS = {"api": 8484, "redis": 6379, "redis-rest": 8079, "embeddings": 8080, "po
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_limits_and_rights(service: str, stack: Stack) -> None:
-    found = stack.inspect(service)
-    host, config = found["HostConfig"], found["Config"]
-    assert config["User"].split(":")[0] not in ("", "0", "root")
-    assert host["CapDrop"] == ["ALL"]
-    assert [cap.removeprefix("CAP_") for cap in host["CapAdd"] or []] == (
-        ["NET_BIND_SERVICE"] if service == "caddy" else []
-    )
-    assert host["Privileged"] is False
-    assert host["ReadonlyRootfs"] is True
-    assert "no-new-privileges:true" in host["SecurityOpt"]
-    assert host["Memory"] == MEMORY_MB[service] * MB
-    assert 0 < host["PidsLimit"] <= 256
-    assert host["RestartPolicy"]["Name"] == "unless-stopped"
-    assert host["LogConfig"] == {"Type": "json-file", "Config": {"max-file": "3", "max-size": "10m"}}
-    assert set(found["NetworkSettings"]["Networks"]) == {f"{stack.project}_{name}" for name in NETWORKS[service]}
-    assert not any("docker.sock" in mount["Source"] for mount in found["Mounts"])
-    # a volume without a name is one that nobody knows of, and that an upgrade loses
-    named = {m["Name"] for m in found["Mounts"] if m["Type"] == "volume"}
-    assert named <= {f"{stack.project}_{name}" for name in ("data", "caddy", "postgres")}
+    found = assert_limits_and_rights(
+        stack, service, memory_mb=MEMORY_MB[service], networks=NETWORKS[service],
+        volumes={"data", "caddy", "postgres"},
+    )  # fmt: skip
+    added = [cap.removeprefix("CAP_") for cap in found["HostConfig"]["CapAdd"] or []]
+    assert added == (["NET_BIND_SERVICE"] if service == "caddy" else [])
 
 
 @pytest.mark.parametrize("service", SERVICES)

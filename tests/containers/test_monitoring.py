@@ -13,6 +13,7 @@ from typing import Any
 import build
 import httpx
 import pytest
+from rights import assert_limits_and_rights
 from stack import COMPOSE, FILES, ROOT, Stack, command, wait_until, write_env
 
 from conftest import show
@@ -33,7 +34,6 @@ PROJECT = "warmstart-mon"
 IMAGES = {"prometheus": "prometheus", "alertmanager": "alertmanager", "host-metrics": "app"}
 WATCHERS = ("alertmanager", "host-metrics", "prometheus")
 TOKEN = "token-of-the-webhook"
-MB = 2**20
 MEMORY_MB = {"alertmanager": 64, "host-metrics": 48, "prometheus": 192}
 
 RECEIVER = """
@@ -210,24 +210,13 @@ def test_the_machines_figures_arrive(watched: Stack) -> None:
 
 @pytest.mark.parametrize("service", WATCHERS)
 def test_watchers_may_do_as_little_as_others(service: str, watched: Stack) -> None:
-    found = watched.inspect(service)
-    host, config = found["HostConfig"], found["Config"]
-    assert config["User"].split(":")[0] not in ("", "0", "root")
-    assert host["CapDrop"] == ["ALL"]
-    assert not host["CapAdd"]
-    assert host["Privileged"] is False
-    assert host["ReadonlyRootfs"] is True
-    assert "no-new-privileges:true" in host["SecurityOpt"]
-    assert host["Memory"] == MEMORY_MB[service] * MB
-    assert 0 < host["PidsLimit"] <= 256
-    assert host["RestartPolicy"]["Name"] == "unless-stopped"
-    assert host["LogConfig"] == {"Type": "json-file", "Config": {"max-file": "3", "max-size": "10m"}}
-    assert not host["PortBindings"]
-    networks = {name.removeprefix(f"{PROJECT}_") for name in found["NetworkSettings"]["Networks"]}
-    assert networks == ({"backend", "edge"} if service == "alertmanager" else {"backend"})
-    assert not any("docker.sock" in mount["Source"] for mount in found["Mounts"])
-    named = {m["Name"] for m in found["Mounts"] if m["Type"] == "volume"}
-    assert named <= {f"{PROJECT}_prometheus", f"{PROJECT}_alertmanager"}
+    found = assert_limits_and_rights(
+        watched, service, memory_mb=MEMORY_MB[service],
+        networks={"backend", "edge"} if service == "alertmanager" else {"backend"},
+        volumes={"prometheus", "alertmanager"},
+    )  # fmt: skip
+    assert not found["HostConfig"]["CapAdd"]
+    assert not found["HostConfig"]["PortBindings"]
     assert all(not mount["RW"] for mount in found["Mounts"] if mount["Type"] == "bind")
 
 

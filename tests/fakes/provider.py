@@ -81,6 +81,8 @@ class FakeProvider:
         #: Only requests with this in one of their texts meet `mode`; the others are answered.
         self.only_for: str | None = None
         self.delay_s = 0.0
+        #: Requests are received, and answered once this is false again.
+        self.held = False
         self.retry_after: str | None = None
         #: More texts than these in one request are refused with 413.
         self.max_batch = 10_000
@@ -161,6 +163,8 @@ class FakeProvider:
         mode: Mode = self.mode if struck else "ok"
         if struck and self.delay_s:
             await asyncio.sleep(self.delay_s)
+        while struck and self.held:
+            await asyncio.sleep(0.005)
         return await self._answer(mode, request, writer)
 
     async def _answer(self, mode: Mode, request: Received, writer: asyncio.StreamWriter) -> bool:

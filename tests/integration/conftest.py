@@ -27,6 +27,13 @@ from warmstart.postgres import SETTINGS, EmbeddedPostgres
 from warmstart.store.bookkeeping import Bookkeeping
 
 ROOM_FOR_CLUSTERS = 2_000_000_000
+#: Longest first, so that no process is left with one of them when the others have nothing to do.
+LONG_MODULES = ("test_mcp_clients", "test_resident", "test_worker", "test_serve", "test_store_repair", "test_smoke")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONG_MODULES)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 class TestServer:

@@ -225,6 +225,7 @@ def down(provider: FakeProvider) -> Iterator[None]:
 def well(provider: FakeProvider) -> None:
     """Whatever a test told it."""
     provider.mode, provider.only_for, provider.delay_s, provider.retry_after = "ok", None, 0.0, None
+    provider.held = False
     provider.max_batch = 10_000
     provider.requests.clear()
 
@@ -253,8 +254,8 @@ async def hosted(context: AbstractAsyncContextManager[App]) -> AsyncIterator[App
         await task
 
 
-async def until(condition: Callable[[], Awaitable[Any]], timeout_s: float = 15.0, every_s: float = 0.02) -> Any:
-    """The first true answer of `condition`."""
+async def until(condition: Callable[[], Awaitable[Any]], timeout_s: float = 60.0, every_s: float = 0.02) -> Any:
+    """The first true answer of `condition`; how soon it comes is the machine's affair."""
     deadline = time.monotonic() + timeout_s
     while not (answer := await condition()):
         assert time.monotonic() < deadline, f"not so within {timeout_s} s"

@@ -59,7 +59,6 @@ def served(postgres_session: TestServer, tmp_path_factory: pytest.TempPathFactor
 @schema.parametrize()
 @settings(
     max_examples=6,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

@@ -187,7 +187,7 @@ async def test_our_own_client(url: str, raw: redis.Redis) -> None:
 keys, words = st.sampled_from("abc"), st.sampled_from(["", "0", "7", "-3", "01", "x", "日本", str(2**63 - 1)])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.one_of(

@@ -62,7 +62,6 @@ texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=7).map(" ".join)
 # each example saves: making a failing one smaller would take minutes
 @settings(
     max_examples=25,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -239,7 +239,6 @@ ACTIONS = st.lists(
 
 @settings(
     max_examples=8,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )

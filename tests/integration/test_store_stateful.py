@@ -341,7 +341,6 @@ def test_the_store_is_what_its_model_is() -> None:
         settings=settings(
             max_examples=12,
             stateful_step_count=25,
-            deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
     )

@@ -35,7 +35,7 @@ def neighbourhood(seed: int, rows: int, dim: int, clusters: int = 6) -> tuple[Ma
 
 
 @given(seed=seeds, rows=counts, dim=dims)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_scores_do_not_depend_on_the_order_of_the_rows(seed: int, rows: int, dim: int) -> None:
     query, vectors = neighbourhood(seed, rows, dim)
     straight = np.array(vector_scores(query, vectors))
@@ -46,7 +46,7 @@ def test_scores_do_not_depend_on_the_order_of_the_rows(seed: int, rows: int, dim
 
 
 @given(seed=seeds, rows=st.integers(1, CANDIDATES), dim=dims)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_same_rows_give_the_same_scores(seed: int, rows: int, dim: int) -> None:
     query, vectors = neighbourhood(seed, rows, dim)
     first = vector_scores(query, vectors)
@@ -66,7 +66,7 @@ def test_another_process_gives_the_same_scores() -> None:
 
 
 @given(seed=seeds, rows=st.integers(1, 19), dim=dims, length=st.sampled_from([1e-3, 1.0, 1e3]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_of_few_candidates_the_score_is_the_cosine(seed: int, rows: int, dim: int, length: float) -> None:
     query, vectors = neighbourhood(seed, rows, dim)
     expected = vectors @ query / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(query))
@@ -106,7 +106,7 @@ def test_what_candidates_share_in_groups_is_taken_out() -> None:
 
 
 @given(seed=seeds, rows=counts, dim=dims, kinds=st.integers(1, 5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_equal_vectors_have_equal_scores(seed: int, rows: int, dim: int, kinds: int) -> None:
     """Wherever they stand, or the older of two equal rows could come first."""
     query, vectors = neighbourhood(seed, rows, dim)
@@ -117,7 +117,7 @@ def test_equal_vectors_have_equal_scores(seed: int, rows: int, dim: int, kinds: 
 
 
 @given(seed=seeds, kinds=st.integers(2, 4))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_few_kinds_of_rows_are_ordered_by_cosine_not_by_noise(seed: int, kinds: int) -> None:
     """As many directions as are taken out: what is left of a row is rounding, and must not rank it."""
     query, vectors = neighbourhood(seed, 60, 64)

@@ -139,7 +139,7 @@ def test_content_cannot_break_the_block(content: str) -> None:
 @given(
     content=st.text("#=-`~ \n\r\tab", min_size=1, max_size=40), title=st.text("#=-`~ \n\rab", min_size=1, max_size=10)
 )
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_no_content_and_no_title_can_break_the_block(content: str, title: str) -> None:
     block, _ = assemble([("a", entry(title, content, [])), ("b", entry("Behind", "it", []))], 100_000)
     found = headings(block)

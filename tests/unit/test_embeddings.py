@@ -288,14 +288,14 @@ async def test_a_slow_provider_costs_no_more_than_the_budget(
     start = time.monotonic()
     argument: Any = "a" if call == "embed_query" else ["a", "b"]
     assert await reason_of(getattr(embedder, call)(argument, 0.2)) == "timeout"
-    assert 0.19 < time.monotonic() - start < 0.6
+    assert 0.19 < time.monotonic() - start < provider.delay_s
 
 
 async def test_the_budget_is_one_for_all_batches_and_what_came_in_time_is_kept(
     make: Make, provider: FakeProvider
 ) -> None:
-    provider.delay_s = 0.2
-    results = await make(embed_batch_size=1).embed_each(["a", "b", "c", "d"], 0.5)
+    provider.delay_s = 0.5
+    results = await make(embed_batch_size=1).embed_each(["a", "b", "c", "d"], 1.25)
     kinds = [r.reason if isinstance(r, EmbeddingError) else "vector" for r in results]
     assert kinds == ["vector", "vector", "timeout", "timeout"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.migrations import rows_of, space
@@ -33,7 +33,6 @@ def rows(draw: st.DrawFn) -> Row:
     return row | {"importance": as_float32(draw(st.floats(0, 1, width=32)))}
 
 
-@settings(deadline=None)
 @given(rows())
 def test_a_line_gives_its_row_again(row: Row) -> None:
     kept = {name: row[name] for name in KEPT}

@@ -148,7 +148,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 @given(value=hostile)
 @example(value="x\\') OR (1=1) --")
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_value_equals_only_itself(attacked: Attacked, value: str) -> None:
     attacked.check(where.equals("source", value), lambda r: r["source"] == value)
     own = where.tenant("alice") & where.equals("source", value)
@@ -156,13 +156,13 @@ def test_a_value_equals_only_itself(attacked: Attacked, value: str) -> None:
 
 
 @given(user_id=st.one_of(st.sampled_from(TENANTS), hostile))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_tenant_sees_only_its_own(attacked: Attacked, user_id: str) -> None:
     attacked.check(where.tenant(user_id), lambda r: r["user_id"] == user_id)
 
 
 @given(values=st.lists(hostile, max_size=6))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_lists_of_values(attacked: Attacked, values: list[str]) -> None:
     alice = where.tenant("alice")
     attacked.check(alice & where.one_of("source", values), lambda r: r["user_id"] == "alice" and r["source"] in values)
@@ -178,14 +178,14 @@ def test_lists_of_values(attacked: Attacked, values: list[str]) -> None:
 
 
 @given(value=hostile, name=st.sampled_from(["<", "<=", ">", ">="]))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_order_of_strings(attacked: Attacked, value: str, name: str) -> None:
     compared = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[name]
     attacked.check(where.compare("source", name, value), lambda r: compared(r["source"].encode(), value.encode()))
 
 
 @given(a=hostile, b=hostile, c=hostile)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_or_never_widens_the_tenant(attacked: Attacked, a: str, b: str, c: str) -> None:
     """However predicates are put together, an AND with the tenant holds for all of them."""
     either = where.equals("source", a) | where.equals("source", b)
@@ -197,7 +197,7 @@ def test_or_never_widens_the_tenant(attacked: Attacked, a: str, b: str, c: str) 
 
 
 @given(value=hostile, written=hostile)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_updates_touch_only_the_row_they_name(tmp_attacked: Attacked, value: str, written: str) -> None:
     """Both sides of an update: the rows it finds, and the value it writes."""
     lance = tmp_attacked.store.table.lance
@@ -255,7 +255,7 @@ def dated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 
 @given(at=instants, name=st.sampled_from(["=", "<", "<=", ">", ">="]), data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_instants_of_every_year(dated: Attacked, at: datetime, name: str, data: st.DataObject) -> None:
     at = data.draw(st.sampled_from([at, *(r["occurred_at"] for r in dated.rows)]))
     compared = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[name]
@@ -263,7 +263,7 @@ def test_instants_of_every_year(dated: Attacked, at: datetime, name: str, data: 
 
 
 @given(value=st.floats(0, 1, allow_nan=False), data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_numbers_meet_their_float32(dated: Attacked, value: float, data: st.DataObject) -> None:
     value = data.draw(st.sampled_from([value, *(r["importance"] for r in dated.rows)]))
     for name, compared in (("=", operator.eq), (">=", operator.ge), ("<", operator.lt)):

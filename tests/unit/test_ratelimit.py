@@ -13,6 +13,9 @@ from warmstart.local_cache import LocalCache
 from warmstart.ratelimit import Allowance, RateLimiter
 from warmstart.upstash import FAILURES_TO_OPEN, OPEN_S, UpstashCache
 
+#: A busy machine is no fault of the endpoint.
+BUDGET_S = 10.0
+
 
 class Clock:
     def __init__(self, now: float = 1_764_500_000.0) -> None:
@@ -35,7 +38,7 @@ async def server() -> AsyncIterator[UpstashServer]:
 
 @pytest.fixture
 async def shared(server: UpstashServer, clock: Clock) -> AsyncIterator[UpstashCache]:
-    cache = UpstashCache(server.url, server.token, 0.5, clock=clock)
+    cache = UpstashCache(server.url, server.token, BUDGET_S, clock=clock)
     yield cache
     await cache.close()
 
@@ -90,7 +93,7 @@ async def test_the_wire_carries_a_hash_one_pipeline_and_an_expiry(server, shared
 
 
 async def test_two_processes_share_one_limit(server, shared, clock):
-    other = UpstashCache(server.url, server.token, 0.5, clock=clock)
+    other = UpstashCache(server.url, server.token, BUDGET_S, clock=clock)
     limiters = [RateLimiter(shared, clock=clock), RateLimiter(other, clock=clock)]
     allowed = [(await limiters[i % 2].hit("key", "k", 10)).allowed for i in range(12)]
     assert allowed == [True] * 10 + [False] * 2
@@ -140,7 +143,6 @@ async def test_when_the_cache_is_back_it_is_asked_again(server, shared, clock):
 
 @pytest.mark.parametrize("where", ["local", "shared", "down"])
 async def test_of_100_at_once_exactly_60_pass(server, shared, clock, where):
-    shared._budget_s = 10
     if where == "down":
         server.mode = Mode.ERROR_500
     limiter = RateLimiter(LocalCache() if where == "local" else shared, clock=clock)

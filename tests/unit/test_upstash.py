@@ -16,7 +16,9 @@ from warmstart.errors import CacheUnavailable
 from warmstart.local_cache import ENTRY_OVERHEAD, MAX_CHARS, LocalCache
 from warmstart.upstash import FAILURES_TO_OPEN, OPEN_S, UpstashCache, open_cache
 
-BUDGET_S = 0.25
+#: A busy machine is no fault of the endpoint; who waits for one that is slow gives it TIGHT_S.
+BUDGET_S = 10.0
+TIGHT_S = 0.05
 
 
 class Clock:
@@ -104,7 +106,7 @@ async def test_an_endpoint_that_changes_its_encoding_over_a_restart_is_learned_a
 
 
 FAULTS = {
-    Mode.SLOW: "no answer within 250 ms",
+    Mode.SLOW: "no answer within 50 ms",
     Mode.ERROR_500: "HTTP 500",
     Mode.HTML: "not JSON",
     Mode.TOO_MANY: "HTTP 429",
@@ -124,15 +126,17 @@ FAULTS = {
 
 @pytest.mark.parametrize(("mode", "reason"), FAULTS.items(), ids=lambda v: getattr(v, "name", ""))
 async def test_every_fault_is_cache_unavailable_within_the_budget_and_heals(server, cache, mode, reason):
-    server.mode = mode
+    server.mode, server.delay_s = mode, BUDGET_S
+    if mode is Mode.SLOW:
+        cache._budget_s = TIGHT_S
     start = time.monotonic()
     with pytest.raises(CacheUnavailable, match=reason):
         await cache.pipeline(("GET", "k"))
-    assert time.monotonic() - start < BUDGET_S + 0.5
+    assert time.monotonic() - start < BUDGET_S
     assert not cache.healthy
     assert reason in cache.reason
     assert cache.since is not None
-    server.mode = Mode.OK
+    server.mode, cache._budget_s = Mode.OK, BUDGET_S
     assert await cache.pipeline(("INCR", "n")) == [1]
     assert cache.healthy
     assert cache.since is None
@@ -180,7 +184,6 @@ async def test_after_close_it_is_unavailable(server):
 
 
 async def test_100_wide_vectors_fit(server, cache):
-    cache._budget_s = 10
     vector = base64.b64encode(b"\x3f" * 4 * 8_192).decode()
     server.mode = Mode.BASE64
     await cache.pipeline(*(("SET", f"v{i}", vector) for i in range(100)))
@@ -211,10 +214,13 @@ async def test_the_circuit_opens_on_the_third_failure_in_a_row(server, cache):
 
 async def test_an_open_circuit_costs_nothing(server, cache):
     server.mode = Mode.SLOW
+    cache._budget_s = TIGHT_S
     await fail(cache, FAILURES_TO_OPEN)
+    asked = len(server.requests)
     start = time.monotonic()
     await fail(cache, 100)
-    assert time.monotonic() - start < 0.1
+    assert time.monotonic() - start < 100 * TIGHT_S / 2
+    assert len(server.requests) == asked
 
 
 async def test_after_five_seconds_one_probe_decides(server, cache, clock):
@@ -258,7 +264,7 @@ async def test_calls_past_their_budget_leak_no_connection(server, clock):
         assert {type(o) for o in outcomes} == {CacheUnavailable}
     server.mode = Mode.OK
     clock.now += OPEN_S
-    cache._budget_s = 2
+    cache._budget_s = BUDGET_S
     await cache.pipeline(("PING",))
     assert await asyncio.gather(*(cache.pipeline(("PING",)) for _ in range(80))) == [["PONG"]] * 80
     await cache.close()

@@ -115,7 +115,6 @@ def test_answers_keep_to_the_document(doc: dict[str, Any], mode: Any) -> None:
 
             @settings(
                 max_examples=3,
-                deadline=None,
                 database=None,
                 derandomize=True,
                 phases=[Phase.generate],
