@@ -163,7 +163,7 @@ class FakeProvider:
         mode: Mode = self.mode if struck else "ok"
         if struck and self.delay_s:
             await asyncio.sleep(self.delay_s)
-        while struck and self.held:
+        while struck and self.held:  # noqa: ASYNC110 - it is let go from another thread
             await asyncio.sleep(0.005)
         return await self._answer(mode, request, writer)
 
