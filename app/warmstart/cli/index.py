@@ -132,11 +132,11 @@ def _show_problems(problems: dict[str, str]) -> None:
 
 def _show_plan(result: Result) -> None:
     plan = result.plan
-    lines = [(w.path, w.line, "+", w.memory.title or w.name) for w in plan.new]
-    lines += [(p.wanted.path, p.wanted.line, "~", p.wanted.memory.title or p.wanted.name) for p in plan.changed]
-    lines += [(row.path, row.line, "-", row.name) for _, row in plan.gone]
-    for path, line, mark, title in sorted(lines):
-        click.echo(output.safe(f"{mark} {path}:{line}  {title}"))
+    lines = [(w.path, "+", w.memory.title or w.name) for w in plan.new]
+    lines += [(p.wanted.path, "~", p.wanted.memory.title or p.wanted.name) for p in plan.changed]
+    lines += [(row.path, "-", row.name) for _, row in plan.gone]
+    for path, mark, title in sorted(lines):
+        click.echo(output.safe(f"{mark} {path}  {title}"))
 
 
 def _show_summary(result: Result, namespace: str, *, dry_run: bool) -> None:

@@ -91,9 +91,10 @@ class Comments:
             return ""
         return clean(text)
 
-    def beside(self, row: int) -> str:
+    def beside(self, row: int, end_byte: int) -> str:
+        """What a comment says that follows on the same row."""
         span = self._beside.get(row)
-        return clean(self._text(*span)) if span else ""
+        return clean(self._text(*span)) if span and span[0] >= end_byte else ""
 
     def of_file(self) -> str:
         """What the comments at the very top say of the whole file, where they are marked so."""

@@ -3,7 +3,7 @@
 Captures of a query:
     @def.KIND       a symbol; @name is its name; its signature ends before @body, or with @head
     @declared.KIND  the same, kept only where a comment explains it
-    @scope          no symbol, but part of the names inside
+    @scope          no symbol, but part of the names inside; @scope.impl: a type's
     @owner          on a method outside of its class: that class
     @doc            the string that documents the symbol
     @inner, @outer  what stands around a symbol, so that its comment stands above that
@@ -17,9 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
+from itertools import groupby
 from typing import Final
 
-from tree_sitter import Language, Parser, Query
+from tree_sitter import Language, Node, Parser, Query, QueryCursor, Tree
+
+#: Signs and keywords after each other. A query looks from each to the next node that has a name, and where none has
+#: one, its time grows with the square of their number.
+MAX_TOKENS: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,9 @@ class Grammar:
     module: str
     query: str
     function: str = "language"
-    #: Parsed so instead where its own grammar finds faults: a header may be C or C++.
+    #: A header may be C or C++: parsed so instead where `otherwise_if` is found in it.
     otherwise: str = ""
+    otherwise_if: str = "(?!)"
 
     @property
     def distribution(self) -> str:
@@ -139,7 +145,7 @@ _RUST = """
 (static_item name: (_) @name value: (_)? @body) @declared.constant
 (macro_definition name: (_) @name) @def.macro
 (mod_item name: (_) @name body: (_) @body) @scope
-(impl_item type: (_) @name body: (_) @body) @scope
+(impl_item type: (_) @name body: (_) @body) @scope.impl
 (field_declaration name: (_) @field)
 (enum_variant name: (_) @field)
 (call_expression function: [
@@ -264,6 +270,9 @@ _MARKDOWN = """
  (link_reference_definition)] @left_out
 """
 
+#: C's own grammar takes a class for a function.
+_CPP_SIGN = r"(?m)^\s*(?:class\s+\w|namespace\b|template\s*<|(?:public|private|protected)\s*:|using\s+\w)"
+
 GRAMMARS: Final = (
     Grammar("python", (".py", ".pyi"), "tree_sitter_python", _PYTHON),
     Grammar("javascript", (".js", ".jsx", ".mjs", ".cjs"), "tree_sitter_javascript", _JAVASCRIPT + _JAVASCRIPT_ONLY),
@@ -275,7 +284,7 @@ GRAMMARS: Final = (
     Grammar("go", (".go",), "tree_sitter_go", _GO),
     Grammar("rust", (".rs",), "tree_sitter_rust", _RUST),
     Grammar("java", (".java",), "tree_sitter_java", _JAVA),
-    Grammar("c", (".c", ".h"), "tree_sitter_c", _C, otherwise="cpp"),
+    Grammar("c", (".c", ".h"), "tree_sitter_c", _C, otherwise="cpp", otherwise_if=_CPP_SIGN),
     Grammar("cpp", (".cc", ".cpp", ".cxx", ".hh", ".hpp", ".hxx"), "tree_sitter_cpp", _C + _CPP_ONLY),
     Grammar("csharp", (".cs",), "tree_sitter_c_sharp", _CSHARP),
     Grammar("ruby", (".rb", ".rake"), "tree_sitter_ruby", _RUBY),
@@ -285,6 +294,35 @@ GRAMMARS: Final = (
 
 BY_NAME: Final = {grammar.name: grammar for grammar in GRAMMARS}
 BY_EXTENSION: Final = {extension: grammar for grammar in GRAMMARS for extension in grammar.extensions}
+
+
+class Tangled(Exception):
+    """A file that is no source in the language of its name; a query over its tree might never end."""
+
+
+def matches(name: str, source: bytes) -> tuple[Tree, list[tuple[int, dict[str, list[Node]]]]]:
+    """The tree of `source`, and what the language's query finds in it. Raises Tangled."""
+    parser, query = loaded(name)
+    tree = parser.parse(source)
+    if _is_tangled(tree.root_node):
+        raise Tangled(f"it is no {name} for the most part")
+    return tree, QueryCursor(query).matches(tree.root_node)
+
+
+def _is_tangled(root: Node) -> bool:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node.child_count - node.named_child_count > MAX_TOKENS and _longest_run(node) > MAX_TOKENS:
+            return True
+        if node.has_error:
+            waiting += [child for child in node.children if child.has_error]
+    return False
+
+
+def _longest_run(node: Node) -> int:
+    """Of children that have no name."""
+    return max((len(list(run)) for named, run in groupby(node.children, lambda c: c.is_named) if not named), default=0)
 
 
 @lru_cache(maxsize=len(GRAMMARS))

@@ -22,13 +22,13 @@ class Plan:
     kept: list[Pair] = field(default_factory=list)
     #: Another content: edited in place.
     changed: list[Pair] = field(default_factory=list)
-    #: The same content on another line.
-    shifted: list[Pair] = field(default_factory=list)
+    #: The same content, counted otherwise among those of one name.
+    renumbered: list[Pair] = field(default_factory=list)
     new: list[Wanted] = field(default_factory=list)
     gone: list[tuple[str, Row]] = field(default_factory=list)
 
     def steps(self) -> int:
-        return len(self.changed) + len(self.shifted) + len(self.new) + len(self.gone)
+        return len(self.changed) + len(self.renumbered) + len(self.new) + len(self.gone)
 
 
 def plan(rows: Mapping[str, Row], wanted: Iterable[Wanted], renamed: Mapping[str, str]) -> Plan:
@@ -68,7 +68,7 @@ def plan(rows: Mapping[str, Row], wanted: Iterable[Wanted], renamed: Mapping[str
 def _sort(made: Plan, pair: Pair) -> None:
     if pair.row.content_hash != pair.wanted.content_hash:
         made.changed.append(pair)
-    elif (pair.row.line, pair.row.name) != (pair.wanted.line, pair.wanted.name):
-        made.shifted.append(pair)
+    elif pair.row.name != pair.wanted.name:
+        made.renumbered.append(pair)
     else:
         made.kept.append(pair)

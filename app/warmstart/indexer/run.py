@@ -86,7 +86,7 @@ def _tokens_after(state: State, plan: Plan) -> list[int]:
     after = {memory_id: row.tokens for memory_id, row in state.rows.items()}
     for memory_id, _ in plan.gone:
         del after[memory_id]
-    for pair in (*plan.changed, *plan.shifted):
+    for pair in (*plan.changed, *plan.renumbered):
         after[pair.memory_id] = pair.wanted.tokens
     return [*after.values(), *(wanted.tokens for wanted in plan.new)]
 

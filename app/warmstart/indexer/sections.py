@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tree_sitter import Node, QueryCursor
+from tree_sitter import Node
 
 from warmstart.indexer.comments import docstring
-from warmstart.indexer.languages import loaded
+from warmstart.indexer.languages import matches
 from warmstart.indexer.symbols import MODULE, Extraction, Symbol
 
 _LEVEL: Final = re.compile(r"_h([1-6])_")
@@ -18,13 +18,12 @@ _BLANKS: Final = re.compile(r"\n{3,}")
 
 
 def sections(source: bytes) -> Extraction:
-    parser, query = loaded("markdown")
-    tree = parser.parse(source)
+    tree, found_by_query = matches("markdown", source)
     lines = source.decode(errors="replace").split("\n")
     headings: list[tuple[int, int, int, str]] = []
     left_out: set[int] = set()
-    for name, nodes in QueryCursor(query).captures(tree.root_node).items():
-        for node in nodes:
+    for _, captures in found_by_query:
+        for name, [node] in captures.items():
             first, last = node.start_point.row, _last_row(node)
             if name == "heading":
                 text = " ".join(_MARKS.sub("", line).strip() for line in lines[first : _text_end(node) + 1])

@@ -35,7 +35,6 @@ class Row(NamedTuple):
     name: str
     content_hash: str
     shape: str
-    line: int
     tokens: int
 
 
@@ -80,9 +79,9 @@ class State:
         for path, (sha256, tokens, parsed) in found["files"].items():
             state.files[_text(path)] = File(_text(sha256), int(tokens), bool(parsed))
         for path, rows in found["symbols"].items():
-            for memory_id, name, content_hash, shape, line, tokens in rows:
+            for memory_id, name, content_hash, shape, tokens in rows:
                 state.rows[_text(memory_id)] = Row(
-                    _text(path), _text(name), _text(content_hash), _text(shape), int(line), int(tokens)
+                    _text(path), _text(name), _text(content_hash), _text(shape), int(tokens)
                 )
         return state
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tree_sitter import Node, QueryCursor, Tree
+from tree_sitter import Node, Tree
 
 from warmstart.indexer.comments import Comments, docstring
-from warmstart.indexer.languages import BY_NAME, loaded
+from warmstart.indexer.languages import BY_NAME, matches
 
 MAX_SIGNATURE: Final = 600
 #: Of each list: what is called, what calls, what a type holds.
@@ -20,6 +20,8 @@ MAX_NAMES: Final = 40
 MODULE: Final = "(module)"
 
 _CLASSES: Final = frozenset({"class", "type", "interface", "enum"})
+_SCOPES: Final = frozenset({"scope", "impl"})
+_HAVE_METHODS: Final = _CLASSES | {"impl"}
 _FUNCTIONS: Final = frozenset({"function", "method", "macro"})
 #: How names are joined, where not by a dot.
 _SEPARATORS: Final = {"rust": "::", "cpp": "::", "php": "::", "ruby": "::"}
@@ -82,20 +84,17 @@ class _Definition:
 
 def extract(language: str, source: bytes) -> Extraction:
     """`source` is UTF-8 with line feeds only."""
+    grammar = BY_NAME[language]
+    if grammar.otherwise and re.search(grammar.otherwise_if.encode(), source):
+        language = grammar.otherwise
     found = _parse(language, source)
-    other = BY_NAME[language].otherwise
-    if found.tree.root_node.has_error and other:
-        second = _parse(other, source)
-        if not second.tree.root_node.has_error:
-            found = second
     return Extraction(found.symbols(), not found.tree.root_node.has_error)
 
 
 def _parse(language: str, source: bytes) -> _Found:
-    parser, query = loaded(language)
-    tree = parser.parse(source)
+    tree, found_by_query = matches(language, source)
     found = _Found(language, source, tree)
-    for _, captures in QueryCursor(query).matches(tree.root_node):
+    for _, captures in found_by_query:
         found.take(captures)
     return found
 
@@ -136,7 +135,7 @@ class _Found:
             elif name == "doc":
                 at = captures["name"][0].start_byte if "name" in captures else -1
                 self._docs.setdefault(at, docstring(self._text(nodes[0])))
-            elif name == "scope" or "." in name:
+            elif name == "scope" or "." in name:  # @def.KIND and its like
                 self._define(name, nodes[0], captures)
 
     def _take_outer(self, inner: Node, outer: Node) -> None:
@@ -197,13 +196,13 @@ class _Found:
             if made.parent and (made.parent.kind in _FUNCTIONS or made.parent.kind == "constant"):
                 continue
             above = made.above = made.parent.qualified if made.parent else made.owner
-            if made.parent and made.name == made.parent.name and {made.kind, made.parent.kind} <= {"type", "enum"}:
-                continue  # typedef struct x {…} x
+            if made.parent and made.parent.node.type == "type_definition":
+                continue  # typedef struct x {…} y
             made.qualified = f"{above}{self._separator}{made.name}" if above else made.name
             stack.append(made)
-            if made.kind == "scope":
+            if made.kind in _SCOPES:
                 continue
-            if made.kind == "function" and (made.owner or (made.parent and made.parent.kind in _CLASSES)):
+            if made.kind == "function" and (made.owner or (made.parent and made.parent.kind in _HAVE_METHODS)):
                 made.kind = "method"
             made.doc = self._docs.get(at, "") or self._comment(made)
             if made.kind == "constant" and made.doc and _in_anonymous(made.node):
@@ -217,7 +216,7 @@ class _Found:
             at, row = outer
         doc = self._comments.above(row)
         if not doc and made.needs_doc and made.kind != "module":
-            doc = self._comments.beside(made.node.end_point.row)
+            doc = self._comments.beside(made.node.end_point.row, made.node.end_byte)
         return doc
 
     def _collect_members(self, kept: Sequence[_Definition]) -> None:
@@ -307,6 +306,8 @@ def _merge_declarations(kept: Sequence[_Definition]) -> list[_Definition]:
             merged.append(made)
         elif made.kind in _FUNCTIONS and (made.body is None or there.body is None) and made.head is None:
             there.doc = there.doc or made.doc
+            if "method" in (there.kind, made.kind):
+                there.kind = made.kind = "method"
             if there.body is None and made.body is not None:
                 # the calls are in the implementation; the doc and the line are the first signature's
                 made.doc = there.doc

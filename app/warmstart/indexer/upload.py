@@ -86,10 +86,10 @@ async def rebuilt(server: Server, namespace: str, identity: str, *, take_over: b
 
 
 def _row(memory: Memory) -> Row | None:
-    path, name, line = (memory.metadata.get(key) for key in ("path", "name", "line"))
-    if memory.source != SOURCE or not isinstance(path, str) or not isinstance(name, str) or not isinstance(line, int):
+    path, name = memory.metadata.get("path"), memory.metadata.get("name")
+    if memory.source != SOURCE or not isinstance(path, str) or not isinstance(name, str):
         return None
-    return Row(path, name, memory.content_hash, shape(memory.content, path), line, 0)
+    return Row(path, name, memory.content_hash, shape(memory.content, path), 0)
 
 
 def _migrating() -> Migrating:
@@ -125,7 +125,7 @@ class Upload:
     async def run(self) -> None:
         """What was acknowledged is in the state, also on an error."""
         plan = self._plan
-        for pair in [*plan.changed, *plan.shifted]:
+        for pair in [*plan.changed, *plan.renumbered]:
             self._open[pair.wanted.path] += 1
         for wanted in plan.new:
             self._open[wanted.path] += 1
@@ -137,7 +137,7 @@ class Upload:
             self._seal(path)
         try:
             await self._each(plan.changed, self._change)
-            await self._each(plan.shifted, self._shift)
+            await self._each(plan.renumbered, self._renumber)
             await self._each(plan.gone, self._remove)
             for at in range(0, len(plan.new), MAX_BATCH):
                 await self._create(plan.new[at : at + MAX_BATCH])
@@ -166,7 +166,7 @@ class Upload:
         else:
             self._acknowledge(memory_id, wanted)
 
-    async def _shift(self, pair: Pair) -> None:
+    async def _renumber(self, pair: Pair) -> None:
         memory_id, _, wanted = pair
         try:
             await self._server(lambda client: client.update(memory_id, MemoryPatch(metadata=wanted.memory.metadata)))
@@ -207,9 +207,8 @@ class Upload:
         self._progress("upload", self._done, self._plan.steps())
 
     def _note(self, memory_id: str, wanted: Wanted) -> None:
-        self._state.rows[memory_id] = Row(
-            wanted.path, wanted.name, wanted.content_hash, wanted.shape, wanted.line, wanted.tokens
-        )
+        row = Row(wanted.path, wanted.name, wanted.content_hash, wanted.shape, wanted.tokens)
+        self._state.rows[memory_id] = row
 
     def _acknowledge(self, memory_id: str, wanted: Wanted) -> None:
         self._note(memory_id, wanted)
