@@ -133,7 +133,8 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 def module(number: int, functions: int = 20) -> str:
     return f'"""Module {number}."""\n' + "".join(
-        f'\n\ndef step_{number}_{i}(value: int) -> int:\n    """Does {i} of {number}."""\n    return secret_body(value)\n'
+        f'\n\ndef step_{number}_{i}(value: int) -> int:\n    """Does {i} of {number}."""\n'
+        "    return secret_body(value)\n"
         for i in range(functions)
     )
 
@@ -144,7 +145,7 @@ def repository(tmp_path: Path) -> Path:
     return write(tmp_path / "shop", {
         **{f"src/part_{n}.py": module(n) for n in range(12)},
         "README.md": "# Shop\n\nSells things.\n\n## Returns\n\nWithin 30 days.\n",
-        "src/cart.ts": "/** A cart. */\nexport class Cart {\n  /** Adds. */\n  add(item: Item): void { push(item) }\n}\n",
+        "src/cart.ts": "/** A cart. */\nexport class Cart {\n  /** Adds. */\n  add(item: Item): void { push(item) }\n}",
     })  # fmt: skip
 
 
@@ -184,7 +185,9 @@ async def test_a_repository_is_indexed_once(live: Live, alice: Tenant, repositor
 
 async def test_a_change_touches_what_changed(live: Live, alice: Tenant, repository: Path) -> None:
     await index(live, alice, repository)
-    before = {row["metadata"]["path"] + " " + row["metadata"]["name"]: row for row in await memories(alice, "code-shop")}
+    before = {
+        row["metadata"]["path"] + " " + row["metadata"]["name"]: row for row in await memories(alice, "code-shop")
+    }
     change(repository)
     plan = (await index(live, alice, repository, "--dry-run")).out
     assert "~ src/part_0.py  step_0_3(value: int) -> int" in plan
@@ -199,7 +202,9 @@ async def test_a_change_touches_what_changed(live: Live, alice: Tenant, reposito
     assert after["lib/moved.py step_1_4"]["id"] == before["src/part_1.py step_1_4"]["id"]
     assert "in lib/moved.py" in after["lib/moved.py step_1_4"]["content"]
     trash = {row["id"] for row in await memories(alice, "code-shop", only_deleted="true")}
-    assert trash == {row["id"] for key, row in before.items() if key.startswith("src/part_2.py") or key.endswith("step_0_5")}
+    assert trash == {
+        row["id"] for key, row in before.items() if key.startswith("src/part_2.py") or key.endswith("step_0_5")
+    }
     assert (await index(live, alice, repository, "--json")).numbers() | {"new": 0, "changed": 0, "gone": 0} == {
         key: value for key, value in told.items() if key != "seconds"
     } | {"new": 0, "changed": 0, "gone": 0}
@@ -333,31 +338,40 @@ async def test_two_runs_at_once_are_one(live: Live, alice: Tenant, repository: P
     assert len(await memories(alice, "code-shop")) == 256
 
 
+@dataclass
+class Killer:
+    """Kills a run at its `at`th request: before it is done, while it is, or after."""
+
+    at: int
+    delay_s: float
+    victim: asyncio.subprocess.Process | None = None
+    requests: int = 0
+
+    async def __call__(self, scope: Scope) -> dict[str, Any] | None:
+        self.requests += 1
+        if self.requests == self.at:
+            asyncio.get_running_loop().call_later(self.delay_s, self.kill)
+            if not self.delay_s:
+                await asyncio.sleep(0)
+        return None
+
+    def kill(self) -> None:
+        if self.victim and self.victim.returncode is None:
+            self.victim.kill()
+
+
 async def killed_at_random(live: Live, tenant: Tenant, repository: Path, times: int, seed: int) -> None:
     """Kills runs, each somewhere between its first request and its last; what is left must be as if nothing was."""
     random_ = random.Random(seed)
     killed = 0
     for number in range(times):
-        requests, at = 0, random_.randint(1, 12)
-        victim: asyncio.subprocess.Process | None = None
-
-        async def kill(scope: Scope) -> dict[str, Any] | None:
-            nonlocal requests
-            requests += 1
-            if requests >= at and victim and victim.returncode is None:
-                if random_.random() < 0.5:
-                    victim.kill()  # before it is done
-                else:
-                    asyncio.get_running_loop().call_later(random_.random() / 20, victim.kill)  # while, or after
-            return None
-
         if number == times // 2:
             change(repository)
-        victim = await start(live, tenant, repository)
-        live.rule = kill  # noqa: B023
-        await asyncio.wait_for(victim.communicate(), 120)
-        killed += victim.returncode == -signal.SIGKILL
+        live.rule = killer = Killer(random_.randint(1, 12), random_.choice([0.0, 0.01, 0.05]))
+        killer.victim = await start(live, tenant, repository)
+        await asyncio.wait_for(killer.victim.communicate(), 120)
         live.rule = None
+        killed += killer.victim.returncode == -signal.SIGKILL
         if (state := repository / STATE).exists():
             json.loads(state.read_text())
     assert killed > 0

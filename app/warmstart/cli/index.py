@@ -21,7 +21,7 @@ from warmstart.memory import ListRequest, parse
 if TYPE_CHECKING:
     from warmstart.indexer.repository import Repository
     from warmstart.indexer.run import Result
-    from warmstart.indexer.upload import Progress, Server
+    from warmstart.indexer.upload import Progress
 
 EXIT_INTERRUPTED: Final = 130
 #: On a terminal; all of them go into the log.

@@ -15,6 +15,7 @@ PREFIX: Final = "code-"
 MAX_NAMESPACE: Final = 64
 DIGITS: Final = 6
 _MAX_CONFIG_BYTES: Final = 1 << 20
+_MAX_POINTER_BYTES: Final = 4_096
 _SECTION: Final = re.compile(r'^\s*\[\s*remote\s+"(.*)"\s*\]')
 _URL: Final = re.compile(r"^\s*url\s*=\s*(.*?)\s*$", re.IGNORECASE)
 _SCP: Final = re.compile(r"^(?:[^@/]+@)?([^:/]+):(?!//)(.+)$")
@@ -42,7 +43,7 @@ def find(path: Path | None) -> Repository:
 
 
 def namespace_of(name: str, remote: str) -> str:
-    """`code-` and the name in lower case, other characters as `-`, cut to fit; digits tell apart what that made alike."""
+    """`code-` and the name in lower case, other characters as `-`, cut to fit; digits mark what that changed."""
     plain = re.sub(r"[^a-z0-9._-]", "-", name.lower())
     if plain == name and len(PREFIX + plain) <= MAX_NAMESPACE:
         return PREFIX + plain
@@ -67,7 +68,7 @@ def _remote(root: Path) -> str:
     Read from git's own file, since git itself may not be there, and would run what a hostile configuration says.
     """
     try:
-        text = (_git_directory(root) / "config").open("rb").read(_MAX_CONFIG_BYTES).decode(errors="replace")
+        text = _head(_git_directory(root) / "config", _MAX_CONFIG_BYTES)
     except OSError:
         return ""
     urls: dict[str, str] = {}
@@ -96,10 +97,13 @@ def _git_directory(root: Path) -> Path:
     git = root / ".git"
     if git.is_dir():
         return git
-    line = git.open("rb").read(4_096).decode(errors="replace").strip()
-    directory = root / line.removeprefix("gitdir:").strip()
+    directory = root / _head(git, _MAX_POINTER_BYTES).strip().removeprefix("gitdir:").strip()
     try:
-        common = (directory / "commondir").read_text().strip()
+        return directory / _head(directory / "commondir", _MAX_POINTER_BYTES).strip()
     except OSError:
         return directory
-    return directory / common
+
+
+def _head(file: Path, most: int) -> str:
+    with file.open("rb") as opened:
+        return opened.read(most).decode(errors="replace")

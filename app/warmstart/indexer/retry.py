@@ -57,4 +57,4 @@ def _pause(error: WarmstartError, tries: int) -> float:
     if isinstance(said, int | float) and said > 0:
         return min(float(said), MAX_RETRY_AFTER_S)
     longest = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, tries - 1))
-    return longest * random.uniform(0.5, 1)  # noqa: S311
+    return float(longest * random.uniform(0.5, 1))  # noqa: S311

@@ -99,7 +99,9 @@ def _stays(path: str, made: Survey) -> bool:
 
 def _renamed(state: State, made: Survey) -> dict[str, str]:
     """New path → old path, where the bytes are the same and the old one is gone."""
-    vanished = {file.sha256: path for path, file in sorted(state.files.items()) if file.sha256 and path not in made.files}
+    vanished = {
+        file.sha256: path for path, file in sorted(state.files.items()) if file.sha256 and path not in made.files
+    }
     renamed = {}
     for path, sha256 in sorted(made.hashes.items()):
         if path not in state.files and (old := vanished.pop(sha256, None)):

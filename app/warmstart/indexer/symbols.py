@@ -150,7 +150,7 @@ class _Found:
             return
         [name] = names[:1]
         made = _Definition(node, kind or "scope", self._name(name), needs_doc=certainty == "declared")
-        made.body = captures.get("body", [None])[0]  # type: ignore[list-item]
+        made.body = captures.get("body", [None])[0]
         heads = captures.get("head", [])
         made.head = max(heads, key=lambda head: head.end_byte) if heads else None
         if owners := captures.get("owner"):
@@ -348,5 +348,3 @@ def _numbered(kept: Iterable[_Definition]) -> list[tuple[_Definition, str]]:
         count = seen[made.qualified]
         named.append((made, made.qualified if count == 1 else f"{made.qualified}#{count}"))
     return named
-
-

@@ -196,7 +196,9 @@ class Upload:
         batch = Batch(memories=[wanted.memory for wanted in some])
         result = await self._server(lambda client: client.save_batch(batch))
         if len(result.results) != len(some):
-            raise ServerUnreachable("the server answered a batch with another number of results: is it of this version?")
+            raise ServerUnreachable(
+                "the server answered a batch with another number of results: is it of this version?"
+            )
         for item, wanted in zip(result.results, some, strict=True):
             self._acknowledge(item.id, wanted)
         self._advance(len(some))

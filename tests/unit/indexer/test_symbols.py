@@ -71,7 +71,8 @@ func write(w io.Writer, b []byte) error { return nil }
 CASES: dict[str, tuple[str, set[tuple[str, str, str]]]] = {
     # language: source, {(kind, name, a piece of its doc)}
     "go": (GO, {
-        ("module", MODULE, "speaks the protocol"), ("constant", "MaxSize", "the limit"), ("type", "Frame", "one message"),
+        ("module", MODULE, "speaks the protocol"), ("constant", "MaxSize", "the limit"),
+        ("type", "Frame", "one message"),
         ("method", "Frame.Encode", "writes it"), ("function", "write", ""),
     }),
     "javascript": ("""
@@ -166,7 +167,8 @@ static int plain(void) { return 0; }
 int later(void);
 enum kind { A, B };
 """, {
-        ("constant", "MANY", "How many."), ("type", "node_t", "A node."), ("function", "make", "Makes one."), ("function", "plain", ""), ("function", "later", "Declared elsewhere."),
+        ("constant", "MANY", "How many."), ("type", "node_t", "A node."),
+        ("function", "make", "Makes one."), ("function", "plain", ""), ("function", "later", "Declared elsewhere."),
         ("enum", "kind", ""),
     }),
     "cpp": ("""
@@ -218,7 +220,8 @@ module Speech
   end
 end
 """, {
-        ("class", "Speech", "Speaks."), ("constant", "Speech::VOLUME", "How loud."), ("class", "Speech::Voice", "A voice."),
+        ("class", "Speech", "Speaks."), ("constant", "Speech::VOLUME", "How loud."),
+        ("class", "Speech::Voice", "A voice."),
         ("method", "Speech::Voice::say", "Says it."), ("method", "Speech::Voice::make", ""),
     }),
     "php": ("""<?php
@@ -311,7 +314,9 @@ def test_a_header_of_cpp_is_read_as_such() -> None:
 
 
 def test_a_licence_explains_nothing_and_directives_are_for_tools() -> None:
-    found = extract("go", b"// Copyright 2020 Somebody. All rights reserved.\npackage a\n\n//go:noinline\n// Real.\nfunc f() {}\n")
+    found = extract(
+        "go", b"// Copyright 2020 Somebody. All rights reserved.\npackage a\n\n//go:noinline\n// Real.\nfunc f() {}\n"
+    )
     assert {(s.name, s.doc) for s in found.symbols} == {("f", "Real.")}
 
 
@@ -332,14 +337,15 @@ def test_ten_thousand_symbols_and_lines_of_fifty_thousand_characters() -> None:
     assert len(found.symbols) == 10_000
     assert found.symbols[7].calls == ("f8",)
     assert found.symbols[8].called_by == ("f7",)
-    long = f"def {'x' * 50_000}(): pass\ndef g(a='{'y' * 50_000}', b={'z' * 50_000}): pass\n# {'w' * 50_000}\ndef h(): pass\n"
+    x, y, z, w = (letter * 50_000 for letter in "xyzw")
+    long = f"def {x}(): pass\ndef g(a='{y}', b={z}): pass\n# {w}\ndef h(): pass\n"
     for symbol in extract("python", long.encode()).symbols:
         assert len(symbol.signature) <= 600
         assert len(symbol.doc) <= 2_000
 
 
 @pytest.mark.parametrize("grammar", [g.name for g in GRAMMARS])
-@pytest.mark.parametrize("piece", ["(", "\"", "\x00"])
+@pytest.mark.parametrize("piece", ["(", '"', "\x00"])
 def test_what_is_no_source_ends(grammar: str, piece: str) -> None:
     """A query over a wide tree of nameless signs takes the square of their number."""
     source = (piece * 20_000).encode()
