@@ -141,9 +141,9 @@ def module(number: int, functions: int = 20) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """240 symbols and two modules and a README."""
+    """224 symbols, three batches of them."""
     return write(tmp_path / "shop", {
-        **{f"src/part_{n}.py": module(n) for n in range(12)},
+        **{f"src/part_{n}.py": module(n, 4 if n in (1, 2) else 20) for n in range(12)},
         "README.md": "# Shop\n\nSells things.\n\n## Returns\n\nWithin 30 days.\n",
         "src/cart.ts": "/** A cart. */\nexport class Cart {\n  /** Adds. */\n  add(item: Item): void { push(item) }\n}",
     })  # fmt: skip
@@ -157,17 +157,17 @@ def change(root: Path) -> None:
     (root / "lib").mkdir()
     (root / "src" / "part_1.py").rename(root / "lib" / "moved.py")
     (root / "src" / "part_2.py").unlink()
-    write(root, {f"src/more_{n}.py": module(100 + n) for n in range(8)})
+    write(root, {f"src/more_{n}.py": module(100 + n) for n in range(5)})
 
 
 async def test_a_repository_is_indexed_once(live: Live, alice: Tenant, repository: Path) -> None:
     first = await index(live, alice, repository, "--json")
     assert set(first.told) == KEYS
     assert first.told | {"tokens": 0, "seconds": 0} == {
-        "files": 14, "symbols": 256, "new": 256, "changed": 0, "gone": 0, "tokens": 0, "seconds": 0,
+        "files": 14, "symbols": 224, "new": 224, "changed": 0, "gone": 0, "tokens": 0, "seconds": 0,
     }  # fmt: skip
     rows = await memories(alice, "code-shop")
-    assert len(rows) == 256
+    assert len(rows) == 224
     [step] = [row for row in rows if row["metadata"]["name"] == "step_3_7"]
     assert step["title"] == "step_3_7(value: int) -> int"
     assert step["content"] == (
@@ -193,8 +193,8 @@ async def test_a_change_touches_what_changed(live: Live, alice: Tenant, reposito
     assert "~ src/part_0.py  step_0_3(value: int) -> int" in plan
     assert "- src/part_2.py  step_2_0" in plan
     told = (await index(live, alice, repository, "--json")).told
-    # the renamed function, the new one and eight files; the edit and the moved file; the removed file and nothing else
-    assert (told["new"], told["changed"], told["gone"]) == (1 + 1 + 8 * 21, 1 + 21, 1 + 21)
+    # the renamed function, the new one and five files; the edit and the moved file; the removed file and nothing else
+    assert (told["new"], told["changed"], told["gone"]) == (1 + 1 + 5 * 21, 1 + 5, 1 + 5)
     after = {row["metadata"]["path"] + " " + row["metadata"]["name"]: row for row in await memories(alice, "code-shop")}
     edited = after["src/part_0.py step_0_3"]
     assert edited["id"] == before["src/part_0.py step_0_3"]["id"]
@@ -222,7 +222,7 @@ async def test_a_damaged_state_costs_time_only(live: Live, alice: Tenant, reposi
         state.write_text({"cut off": text[: len(text) // 2], "garbage": "[1, 2]"}.get(
             damage, text.replace('"namespace":"code-shop"', '"namespace":"code-other"')))  # fmt: skip
     told = (await index(live, alice, repository, "--json")).told
-    assert (told["symbols"], told["new"], told["changed"], told["gone"]) == (256, 0, 0, 0)
+    assert (told["symbols"], told["new"], told["changed"], told["gone"]) == (224, 0, 0, 0)
     assert await memories(alice, "code-shop") == before
     assert json.loads(state.read_text())["namespace"] == "code-shop"
 
@@ -232,7 +232,7 @@ async def test_a_lost_state_and_a_moved_file(live: Live, alice: Tenant, reposito
     shutil.rmtree(repository / ".warmstart")
     (repository / "src" / "part_1.py").rename(repository / "moved.py")
     told = (await index(live, alice, repository, "--json")).told
-    assert (told["new"], told["changed"], told["gone"]) == (0, 21, 0)
+    assert (told["new"], told["changed"], told["gone"]) == (0, 5, 0)
 
 
 async def test_what_others_did_to_the_memories_is_seen(live: Live, alice: Tenant, repository: Path) -> None:
@@ -242,24 +242,23 @@ async def test_what_others_did_to_the_memories_is_seen(live: Live, alice: Tenant
     await alice.delete(f"/v1/memories/{rows[5]['id']}")
     await alice.delete(f"/v1/memories/{rows[6]['id']}", hard="true")
     told = (await index(live, alice, repository, "--json")).told
-    assert (told["symbols"], told["new"], told["gone"]) == (256, 2, 0)
-    assert len(await memories(alice, "code-shop", source="index")) == 256
-    assert (await alice.get(f"/v1/memories/{mine['id']}"))["deleted_at"] is None
+    assert (told["symbols"], told["new"], told["gone"]) == (224, 2, 0)
+    assert len(await memories(alice, "code-shop", source="index")) == 224
+    assert (await alice.get(f"/v1/memories/{mine['id']}")).get("deleted_at") is None
     await alice.delete("/v1/namespaces/code-shop", status=200)
-    assert (await index(live, alice, repository, "--json")).told["new"] == 256
+    assert (await index(live, alice, repository, "--json")).told["new"] == 224
 
 
-async def test_another_repository_of_the_same_name_is_refused(
-    live: Live, alice: Tenant, repository: Path, tmp_path: Path
-) -> None:
-    await index(live, alice, repository)
-    other = write(tmp_path / "elsewhere" / "shop", {"main.py": module(50)})
+async def test_another_repository_of_the_same_name_is_refused(live: Live, alice: Tenant, tmp_path: Path) -> None:
+    one = write(tmp_path / "shop", {"main.py": module(1, 2)})
+    other = write(tmp_path / "elsewhere" / "shop", {"main.py": module(50, 3)})
+    await index(live, alice, one)
     run = await index(live, alice, other, code=4)
     assert "--namespace" in run.err
-    assert len(await memories(alice, "code-shop")) == 256
-    assert (await index(live, alice, other, "--namespace", "code-shop-two", "--json")).told["new"] == 21
+    assert len(await memories(alice, "code-shop")) == 3
+    assert (await index(live, alice, other, "--namespace", "code-shop-two", "--json")).told["new"] == 4
     taken = await index(live, alice, other, "--namespace", "code-shop", "--json")
-    assert (taken.told["symbols"], taken.told["gone"]) == (21, 256)
+    assert (taken.told["symbols"], taken.told["new"] + taken.told["changed"]) == (4, 4)
 
 
 async def test_a_dry_run_sends_and_writes_nothing(live: Live, alice: Tenant, repository: Path) -> None:
@@ -268,7 +267,7 @@ async def test_a_dry_run_sends_and_writes_nothing(live: Live, alice: Tenant, rep
 
     live.rule = never
     run = await index(live, alice, repository, "--dry-run", "--json")
-    assert (run.told["symbols"], run.told["new"]) == (256, 256)
+    assert (run.told["symbols"], run.told["new"]) == (224, 224)
     assert not (repository / ".warmstart").exists()
 
 
@@ -284,7 +283,7 @@ async def test_a_rate_limit_is_waited_for(live: Live, alice: Tenant, repository:
 
     live.rule = twice
     run = await index(live, alice, repository, "--json")
-    assert run.told["new"] == 256
+    assert run.told["new"] == 224
     assert run.err.count("Waiting 1 s") == 2
 
 
@@ -304,7 +303,7 @@ async def test_a_server_that_stays_away_is_said_and_the_next_run_goes_on(
     assert len(json.loads((repository / STATE).read_text())["symbols"]) > 0
     live.rule = None
     told = (await index(live, alice, repository, "--json")).told
-    assert (told["symbols"], told["new"]) == (256, 156)
+    assert (told["symbols"], told["new"]) == (224, 124)
 
 
 def problem(status: int, kind: str, **extra: Any) -> dict[str, Any]:
@@ -328,14 +327,14 @@ async def test_ctrl_c_keeps_what_was_acknowledged(live: Live, alice: Tenant, rep
     assert process.returncode == 130
     assert "again to go on" in err.decode()
     live.rule = None
-    assert (await index(live, alice, repository, "--json")).told["new"] < 256
+    assert (await index(live, alice, repository, "--json")).told["new"] < 224
 
 
 async def test_two_runs_at_once_are_one(live: Live, alice: Tenant, repository: Path) -> None:
     runs = [await start(live, alice, repository, "--json") for _ in range(3)]
     await asyncio.gather(*(run.communicate() for run in runs))
     assert sorted({run.returncode for run in runs} - {4}) == [0]
-    assert len(await memories(alice, "code-shop")) == 256
+    assert len(await memories(alice, "code-shop")) == 224
 
 
 @dataclass
