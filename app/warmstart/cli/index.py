@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from warmstart.indexer.upload import Progress
 
 EXIT_INTERRUPTED: Final = 130
-#: On a terminal; all of them go into the log.
+#: All of them go into the log.
 SHOWN_PROBLEMS: Final = 20
 _PHASES: Final = {"look": "Looking at files", "upload": "Bringing memories up to date"}
 
@@ -75,16 +76,19 @@ async def _run(repository: Repository, *, dry_run: bool, take_over: bool) -> Res
     from warmstart.indexer.run import index as run_index
     from warmstart.indexer.upload import Server
 
-    with _progress() as progress:
-        if dry_run:
+    if dry_run:
+        with _progress() as progress:
             return await run_index(repository, None, progress)
-        server = Server(_connect, _say_pause)
-        try:
+    server = Server(_connect, _say_pause)
+    try:
+        # before the bars, since a server that starts has a spinner of its own
+        await server.open()
+        with _progress() as progress:
             return await run_index(repository, server, progress, take_over=take_over)
-        except (Problem, ServerUnreachable) as error:
-            raise _with_advice(error) from None
-        finally:
-            await server.close()
+    except (Problem, ServerUnreachable) as error:
+        raise _with_advice(error) from None
+    finally:
+        await server.close()
 
 
 async def _connect() -> MemoryClient:
@@ -124,10 +128,11 @@ def _progress() -> Iterator[Progress]:
 
 def _show_problems(problems: dict[str, str]) -> None:
     for number, (path, problem) in enumerate(sorted(problems.items())):
+        logging.getLogger(__name__).info("%s: %s", path, problem)
         if number == SHOWN_PROBLEMS:
-            click.echo(f"… and {len(problems) - SHOWN_PROBLEMS} more files", err=True)
-            break
-        click.echo(f"{output.safe(path)}: {output.safe(problem)}", err=True)
+            click.echo(f"… and {len(problems) - SHOWN_PROBLEMS} more files: see ~/.warmstart/logs", err=True)
+        if number < SHOWN_PROBLEMS:
+            click.echo(f"{output.safe(path)}: {output.safe(problem)}", err=True)
 
 
 def _show_plan(result: Result) -> None:

@@ -56,7 +56,7 @@ async def index(
     began = time.monotonic()
     store = Store(repository.root)
     if server is None:
-        state = _mine(store, repository) or State(repository.namespace, repository.identity)
+        state = _known(store, repository) or State(repository.namespace)
         made = survey(repository, state, progress)
         return _result(began, made, _tokens_after(state, made.plan))
     with store.lock():
@@ -67,16 +67,14 @@ async def index(
     return _result(began, made, [row.tokens for row in state.rows.values()])
 
 
-def _mine(store: Store, repository: Repository) -> State | None:
-    """What was written for another namespace, or in another place of this directory, says nothing here."""
+def _known(store: Store, repository: Repository) -> State | None:
+    """What was written for another namespace says nothing here."""
     state = store.load()
-    if state is None or (state.namespace, state.identity) != (repository.namespace, repository.identity):
-        return None
-    return state
+    return state if state is not None and state.namespace == repository.namespace else None
 
 
 async def _state(store: Store, repository: Repository, server: Server, *, take_over: bool) -> State:
-    state = _mine(store, repository)
+    state = _known(store, repository)
     if state is not None and await agrees(server, state):
         return state
     return await rebuilt(server, repository.namespace, repository.identity, take_over=take_over)

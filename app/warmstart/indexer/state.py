@@ -49,7 +49,6 @@ class File:
 @dataclass(slots=True)
 class State:
     namespace: str
-    identity: str
     files: dict[str, File] = field(default_factory=dict)
     #: By memory id.
     rows: dict[str, Row] = field(default_factory=dict)
@@ -63,7 +62,7 @@ class State:
         files = {path: [file.sha256, file.tokens, file.parsed] for path, file in self.files.items()}
         return json.dumps(
             {
-                "format": FORMAT, "rules": rules(), "namespace": self.namespace, "repository": self.identity,
+                "format": FORMAT, "rules": rules(), "namespace": self.namespace,
                 "foreign": self.foreign, "files": files, "symbols": by_path,
             },
             ensure_ascii=False, separators=(",", ":"),
@@ -75,7 +74,7 @@ class State:
         found = json.loads(data)
         if found["format"] != FORMAT or found["rules"] != rules():
             raise ValueError("of another version")
-        state = cls(_text(found["namespace"]), _text(found["repository"]), foreign=max(0, int(found["foreign"])))
+        state = cls(_text(found["namespace"]), foreign=max(0, int(found["foreign"])))
         for path, (sha256, tokens, parsed) in found["files"].items():
             state.files[_text(path)] = File(_text(sha256), int(tokens), bool(parsed))
         for path, rows in found["symbols"].items():

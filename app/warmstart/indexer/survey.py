@@ -28,8 +28,9 @@ class Survey:
     hashes: dict[str, str] = field(default_factory=dict)
     #: As the state has them.
     untouched: set[str] = field(default_factory=set)
-    #: Nothing is known of them now, so their memories stay; a directory's path ends with `/`.
+    #: Nothing is known of them now, so their memories stay.
     unreadable: set[str] = field(default_factory=set)
+    unreadable_directories: tuple[str, ...] = ()
     #: path → what is wrong with it.
     problems: dict[str, str] = field(default_factory=dict)
     plan: Plan = field(default_factory=Plan)
@@ -45,7 +46,7 @@ def survey(repository: Repository, state: State, progress: Progress) -> Survey:
     made.problems |= walk.problems
     if "./" in walk.problems:
         raise ConfigError([f"{repository.root} can't be read: {walk.problems['./']}"])
-    made.unreadable |= {path for path in walk.problems if path.endswith("/")}
+    made.unreadable_directories = tuple(path for path in walk.problems if path.endswith("/"))
     wanted: list[Wanted] = []
     changed = [one for one in found if not _is_untouched(one, state, made)]
     progress("look", 0, len(changed))
@@ -94,7 +95,7 @@ def _take(looked: Looked, state: State, made: Survey, repository: Repository) ->
 
 
 def _stays(path: str, made: Survey) -> bool:
-    return path in made.unreadable or any(path.startswith(p) for p in made.unreadable if p.endswith("/"))
+    return path in made.unreadable or path.startswith(made.unreadable_directories)
 
 
 def _renamed(state: State, made: Survey) -> dict[str, str]:

@@ -44,6 +44,10 @@ class Server:
 
         return await persistently(once, on_pause=self._on_pause, on_unreachable=self.close)
 
+    async def open(self) -> None:
+        """Finds the server, and starts it where none runs."""
+        await self(lambda client: client.namespaces())
+
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
@@ -65,7 +69,7 @@ async def agrees(server: Server, state: State) -> bool:
 
 async def rebuilt(server: Server, namespace: str, identity: str, *, take_over: bool) -> State:
     """The state as the server's rows tell it. Raises Conflict where they are another repository's."""
-    state = State(namespace, identity)
+    state = State(namespace)
     request = ListRequest(namespace=namespace, limit=MAX_PAGE)
     while True:
         asked = request

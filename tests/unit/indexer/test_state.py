@@ -12,7 +12,7 @@ from warmstart.indexer.state import File, Row, State, Store
 
 
 def example() -> State:
-    state = State("code-shop", "abc123", {"a.py": File("00", 7, False), "b.py": File("")}, foreign=2)
+    state = State("code-shop", {"a.py": File("00", 7, False), "b.py": File("")}, foreign=2)
     state.rows = {"mem_1": Row("a.py", "f", "11", "22", 5), "mem_2": Row("a.py", "g", "33", "44", 6)}
     return state
 
@@ -54,7 +54,7 @@ def test_a_write_that_breaks_off_leaves_the_old_state(tmp_path: Path, monkeypatc
         store.save(example())
         monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError("no space")))
         with pytest.raises(OSError, match="no space"):
-            store.save(State("code-other", ""))
+            store.save(State("code-other"))
         assert store.load() == example()
 
 
