@@ -10,7 +10,7 @@ PYTHONS := python3 python3.14 python3.13 python3.12 python3.11 python
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lint format coverage docs bench quality lock clean
+.PHONY: help setup run test test-all lint format coverage docs bench quality quality-code lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,8 +48,11 @@ bench: $(VENV)/.installed-dev ## measure speed and memory against raw LanceDB; t
 quality: $(VENV)/.installed-dev ## measure what search finds against each arm alone; takes minutes
 	$(PY) -m loadtests.quality
 
+quality-code: $(VENV)/.installed-dev ## measure the indexer on three packages it fetches; takes minutes
+	$(PY) -m loadtests.quality.code
+
 lock: $(VENV)/.installed-dev ## bring the lock files up to pyproject.toml (UPGRADE=1: newest versions)
-	@for lock in "requirements.lock --extra server --extra local" \
+	@for lock in "requirements.lock --extra server --extra local --extra index" \
 	             "requirements-server.lock --extra server --constraint requirements.lock" \
 	             "requirements-dev.lock --all-extras --group pyproject.toml:ops --constraint requirements.lock"; do \
 	  set -- $$lock; output=$$1; shift; \

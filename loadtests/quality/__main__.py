@@ -33,8 +33,7 @@ from warmstart.logs import configure
 from warmstart.memory import SearchRequest
 from warmstart.runtime import Runtime, open_runtime
 from warmstart.search import Budget
-from warmstart.store import predicates as where
-from warmstart.store.reads import Reader
+from warmstart.store.reads import Reader, filters_of
 from warmstart.web.app import create_app
 from warmstart.worker import Worker
 
@@ -110,16 +109,20 @@ async def ask(client: Client, runtime: Runtime, tenant: str, query: dict[str, An
     text = "".join(part.text for part in found.content if part.type == "text")
     asked.tokens = len(bpe_openai.get_encoding("o200k_base").encode_ordinary(text))
     asked.ranks["hybrid"] = rank([h["id"] for h in found.structured_content["hits"]], query, keys)
-    request = SearchRequest(query=query["query"])
-    search, reader = runtime.search, Reader(runtime.table, tenant)
-    filters = [where.active()]
-    words = await search._words(tenant, request.query)
-    text = await reader.text_arm(words, filters, runtime.settings.fetch_depth) if words else []
-    values = await runtime.embedder.embed_query(request.query, Budget.of(runtime.settings).embedding)
-    vector = await reader.vector_arm(values, filters, runtime.settings.fetch_depth, exact=True)
-    asked.ranks["text"] = rank([c.id for c in text], query, keys)
-    asked.ranks["vector"] = rank([c.id for c in vector], query, keys)
+    for arm, ids in (await arms_alone(runtime, tenant, SearchRequest(query=query["query"]))).items():
+        asked.ranks[arm] = rank(ids, query, keys)
     return asked
+
+
+async def arms_alone(runtime: Runtime, tenant: str, request: SearchRequest) -> dict[str, list[str]]:
+    """The ids each arm finds without the other: LanceDB's BM25, and plain cosine."""
+    search, reader, depth = runtime.search, Reader(runtime.table, tenant), runtime.settings.fetch_depth
+    filters = filters_of(request)
+    words = await search._words(tenant, request.query)
+    text = await reader.text_arm(words, filters, depth) if words else []
+    values = await runtime.embedder.embed_query(request.query, Budget.of(runtime.settings).embedding)
+    vector = await reader.vector_arm(values, filters, depth, exact=True)
+    return {"text": [c.id for c in text], "vector": [c.id for c in vector]}
 
 
 def rank(ids: Sequence[str], query: dict[str, Any], keys: dict[str, str]) -> int | None:

@@ -21,7 +21,7 @@ from warmstart.errors import WarmstartError
 COMMANDS: Final = {
     "serve": "serve", "worker": "worker", "mcp": "mcp",
     "save": "memories", "search": "search", "context": "search", "get": "memories", "list": "memories:list_",
-    "delete": "memories", "restore": "memories", "counts": "memories", "namespaces": "namespaces",
+    "delete": "memories", "restore": "memories", "index": "index", "counts": "memories", "namespaces": "namespaces",
     "keys": "keys", "tenants": "tenants", "migrate": "migrate",
     "database": "schema", "store": "inventory", "smoke": "smoke",
     "health": "doctor", "doctor": "doctor", "healthcheck": "healthcheck", "redis-rest": "redis_rest",
