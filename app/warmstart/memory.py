@@ -48,6 +48,8 @@ MAX_SCORE: Final = 2 / (RRF_K + 1)
 TEXT_FORM_CHARS: Final = 400
 
 NAMESPACE_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+#: A namespace, or the beginning of several: `code-*`.
+NAMESPACES_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,63}\*?$"
 ID_PATTERN: Final = r"^mem_[0-9a-hjkmnp-tv-z]{26}$"
 DEFAULT_NAMESPACE: Final = "default"
 
@@ -117,6 +119,7 @@ def _metadata(value: dict[str, Any]) -> dict[str, Any]:
 Storable = AfterValidator(_storable)
 Instant = Annotated[datetime, BeforeValidator(_instant), WithJsonSchema({"type": "string", "format": "date-time"})]
 Namespace = Annotated[str, Field(pattern=NAMESPACE_PATTERN)]
+NamespaceFilter = Annotated[str, Field(pattern=NAMESPACES_PATTERN)]
 MemoryId = Annotated[str, Field(pattern=ID_PATTERN)]
 Content = Annotated[str, Field(min_length=1, max_length=MAX_CONTENT), Storable]
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE), Storable]
@@ -192,7 +195,9 @@ def _score_possible(value: float) -> float:
 
 class SearchRequest(Request):
     query: Query = Field(description="Free text, any language: words, an identifier, an error code.")
-    namespace: Namespace | None = Field(None, description="Only this namespace; all where not given.")
+    namespace: NamespaceFilter | None = Field(
+        None, description="Only this one (code-*: all that begin so); all where not given."
+    )
     type: MemoryType | Annotated[list[MemoryType], Field(min_length=1, max_length=len(MEMORY_TYPES))] | None = None
     tags: Tags | None = Field(None, description="Memories that carry all of these.")
     entities: Tags | None = Field(None, description="Memories that carry all of these.")
@@ -219,7 +224,7 @@ class SearchRequest(Request):
 
 
 class ListRequest(Request):
-    namespace: Namespace | None = None
+    namespace: NamespaceFilter | None = None
     type: MemoryType | None = None
     tag: Tag | None = None
     source: Source | None = None
@@ -230,7 +235,7 @@ class ListRequest(Request):
 
 
 class RecallRequest(Request):
-    namespace: Namespace | None = None
+    namespace: NamespaceFilter | None = None
     order: Literal["recency", "importance"] = "recency"
     since: Instant | None = Field(None, description="Created at or after.")
     limit: Limit = DEFAULT_LIMIT
@@ -239,7 +244,7 @@ class RecallRequest(Request):
 
 class ContextRequest(Request):
     query: Annotated[str, BeforeValidator(clean_query), Field(max_length=MAX_QUERY)]
-    namespace: Namespace | None = None
+    namespace: NamespaceFilter | None = None
     token_budget: Annotated[int, Field(ge=1, le=4_000)] = 1_500
     budget_ms: Annotated[int, Field(ge=1, le=5_000)] | None = None
     conversation_id: Annotated[str, Field(min_length=1, max_length=200), Storable] | None = None
