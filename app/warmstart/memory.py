@@ -36,6 +36,7 @@ MAX_METADATA_BYTES: Final = 4_096
 MAX_METADATA_DEPTH: Final = 31
 MAX_BATCH: Final = 100
 MAX_QUERY: Final = 16_384
+MAX_TURNS: Final = 1_000
 MAX_CURSOR: Final = 512
 MAX_CONTEXT_CHARS: Final = 10_000
 DEFAULT_LIMIT: Final = 10
@@ -131,6 +132,8 @@ Importance = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Source = Annotated[str, Field(max_length=MAX_SOURCE), Storable]
 Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]
 Query = Annotated[str, BeforeValidator(clean_query), Field(min_length=1, max_length=MAX_QUERY)]
+#: As long as a body may be: what goes beyond a query is cut, not refused.
+Prompt = Annotated[str, BeforeValidator(clean_query)]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
 PageLimit = Annotated[int, Field(ge=1, le=MAX_PAGE)]
 Cursor = Annotated[str, Field(max_length=MAX_CURSOR)]
@@ -247,6 +250,41 @@ class ContextRequest(Request):
     namespace: NamespaceFilter | None = None
     token_budget: Annotated[int, Field(ge=1, le=4_000)] = 1_500
     budget_ms: Annotated[int, Field(ge=1, le=5_000)] | None = None
+    conversation_id: Annotated[str, Field(min_length=1, max_length=200), Storable] | None = None
+
+
+class TextBody(Request):
+    type: Literal["text"]
+    content: Prompt
+
+
+class Turn(Request):
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Prompt
+
+
+class MessageBody(Request):
+    type: Literal["message"]
+    turns: Annotated[list[Turn], Field(max_length=MAX_TURNS)] = Field(description="The last one is the query.")
+
+
+class JsonBody(Request):
+    type: Literal["json"]
+    data: Any = Field(description="Its JSON is the query.")
+
+
+class NewEvent(Request):
+    """What happened in a conversation. Its body is used for the retrieval, and not kept."""
+
+    event_id: Annotated[str, Field(min_length=1, max_length=200), Storable] = Field(
+        description="Same id, same event: it is recorded once."
+    )
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,63}$")] = Field(
+        description="Only the kind `prompt` is answered with a block."
+    )
+    body: Annotated[TextBody | MessageBody | JsonBody, Field(discriminator="type")]
+    namespace: NamespaceFilter | None = None
+    token_budget: Annotated[int, Field(ge=1, le=4_000)] = 1_500
     conversation_id: Annotated[str, Field(min_length=1, max_length=200), Storable] | None = None
 
 
@@ -369,6 +407,12 @@ class ContextResult(Record):
     latency_ms: float
 
 
+class EventResult(Record):
+    event_id: str
+    stored: bool = Field(description="False where the id is known already, or nothing could take it.")
+    retrieval: ContextResult | None = Field(description="Null where none was asked for, or the kind has none.")
+
+
 class DependencyHealth(Record):
     name: str
     status: Literal["ok", "down", "off"]
@@ -395,6 +439,7 @@ class MemoryAPI(Protocol):
     async def search(self, request: SearchRequest) -> SearchResult: ...
     async def recall(self, request: RecallRequest) -> Page: ...
     async def context(self, request: ContextRequest) -> ContextResult: ...
+    async def event(self, event: NewEvent, *, retrieve: bool = False) -> EventResult: ...
     async def get(self, memory_id: str) -> Memory: ...
     async def list(self, request: ListRequest) -> Page: ...
     async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory: ...

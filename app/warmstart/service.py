@@ -18,6 +18,7 @@ import structlog
 from warmstart import __version__
 from warmstart.context import assemble, count_tokens_now, entry
 from warmstart.errors import EmbeddingError, Invalid, Migrating, NotFound, TenantAssertion
+from warmstart.events import Events
 from warmstart.fusion import Ranked
 from warmstart.given import Given, is_block
 from warmstart.giving import DEPTH_FACTOR, choose
@@ -29,6 +30,7 @@ from warmstart.memory import (
     ContextResult,
     Counts,
     DependencyHealth,
+    EventResult,
     Health,
     Hit,
     ListRequest,
@@ -38,6 +40,7 @@ from warmstart.memory import (
     NamespaceChange,
     NamespaceInfo,
     Namespaces,
+    NewEvent,
     NewMemory,
     Page,
     Ranks,
@@ -368,6 +371,15 @@ class MemoryService:
         if ids:
             await self._given.remember(request.conversation_id, [h for h in chosen if h.id in ids])
         return block, ids, outcome.mode
+
+    async def event(self, event: NewEvent, *, retrieve: bool = False) -> EventResult:
+        """Never an error but a failed tenant check."""
+        runtime = self._runtime
+        events = Events(
+            self._user_id, runtime.bookkeeping, runtime.cache, runtime.metrics, self.context,
+            self._settings.context_budget_ms,
+        )  # fmt: skip
+        return await events.receive(event, retrieve=retrieve)
 
     # -- state
 
