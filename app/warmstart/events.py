@@ -62,19 +62,24 @@ class Events:
     async def receive(self, event: NewEvent, *, retrieve: bool) -> EventResult:
         """Never an error but a failed tenant check."""
         started = time.perf_counter()
-        text = await self._scrubbed(event)
+        budget_s = event.budget_ms / 1000 if event.budget_ms else self._budget_s
+        text = await self._scrubbed(event, budget_s)
         recording = asyncio.create_task(self._record(event, text))
         try:
-            retrieval = await self._answer(event, text, started) if retrieve and event.kind == PROMPT else None
+            retrieval = (
+                await self._answer(event, text, started + budget_s, started)
+                if retrieve and event.kind == PROMPT
+                else None
+            )
         finally:
             stored = await recording
         log.info("event.received", kind=event.kind, stored=stored, retrieved=bool(retrieval and retrieval.ids))
         return EventResult(event_id=event.event_id, stored=stored, retrieval=retrieval)
 
-    async def _scrubbed(self, event: NewEvent) -> str | None:
+    async def _scrubbed(self, event: NewEvent, budget_s: float) -> str | None:
         """What the event says, without secrets; None where they could not be taken out in time."""
         try:
-            async with asyncio.timeout(self._budget_s):
+            async with asyncio.timeout(budget_s):
                 return await asyncio.to_thread(_text_without_secrets, event)
         except Exception as error:
             reason = "budget" if isinstance(error, TimeoutError) else "scrub"
@@ -83,8 +88,8 @@ class Events:
             log.warning("event.not_scrubbed", reason=reason, error=type(error).__name__)
             return None
 
-    async def _answer(self, event: NewEvent, text: str | None, started: float) -> ContextResult:
-        left_ms = int((self._budget_s - (time.perf_counter() - started)) * 1000)
+    async def _answer(self, event: NewEvent, text: str | None, deadline: float, started: float) -> ContextResult:
+        left_ms = int((deadline - time.perf_counter()) * 1000)
         found = None
         if text and text.strip() and left_ms > 0 and not is_block(text):
             request = ContextRequest(

@@ -285,6 +285,7 @@ class NewEvent(Request):
     body: Annotated[TextBody | MessageBody | JsonBody, Field(discriminator="type")]
     namespace: NamespaceFilter | None = None
     token_budget: Annotated[int, Field(ge=1, le=4_000)] = 1_500
+    budget_ms: Annotated[int, Field(ge=1, le=5_000)] | None = None
     conversation_id: Annotated[str, Field(min_length=1, max_length=200), Storable] | None = None
 
 
