@@ -30,7 +30,7 @@ TEXT_WEIGHT: Final = 0.4
 #: The best of many unrelated memories is nearer by chance: its expected excess grows with sqrt(2 ln n).
 #: A line through what was measured for tenants of 10 to 200 memories.
 SLOPE: Final = 0.65
-OFFSET: Final = 0.95
+OFFSET: Final = 0.85
 #: A block is given for its best memory; others come with it that are so much less.
 COMPANION: Final = 0.5
 #: Two contents are near-duplicates where they share this much of their runs of GRAM letters.

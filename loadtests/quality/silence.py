@@ -100,17 +100,25 @@ def report(results: dict[str, list[Asked]]) -> str:
         spoke = [a for a in asked if a.memories]
         mean = sum(a.memories for a in spoke) / len(spoke)
         rows.append(f"| {name} | {len(asked)} | {share(asked, False):.3f} | {kept} of {len(findable)} | {mean:.1f} |")
-    rows += ["", "| prompts without one | n | answered with a block |", "|---|---|---|"]
+    rows += [
+        "",
+        "| prompts without one | n | answered with a block | tokens a prompt, the silent ones too |",
+        "|---|---|---|---|",
+    ]
     for name in OFF_TOPIC:
         asked = results[name]
-        rows.append(f"| {name} | {len(asked)} | {share(asked, True):.3f} |")
+        rows.append(_spoken(name, asked))
         for kind in dict.fromkeys(a.kind for a in asked):
-            some = [a for a in asked if a.kind == kind]
-            rows.append(f"| {name}: {kind} | {len(some)} | {share(some, True):.3f} |")
+            rows.append(_spoken(f"{name}: {kind}", [a for a in asked if a.kind == kind]))
     tokens = sorted(a.tokens for name in SETS for a in results[name] if a.memories)
     median, p90 = tokens[len(tokens) // 2], tokens[len(tokens) * 9 // 10]
     rows += ["", f"Tokens a block (cl100k_base): median {median}, p90 {p90}, most {tokens[-1]}."]
     return "\n".join(rows)
+
+
+def _spoken(name: str, asked: Sequence[Asked]) -> str:
+    mean = sum(a.tokens for a in asked) / len(asked)
+    return f"| {name} | {len(asked)} | {share(asked, True):.3f} | {mean:.0f} |"
 
 
 @click.command()

@@ -57,7 +57,7 @@ def test_texts_that_lie_near_everything_are_told_from_near_ones() -> None:
 def test_the_threshold_grows_as_the_best_of_many_does() -> None:
     thresholds = [threshold(n) for n in (5, 10, 40, 200, 10_000)]
     assert thresholds == sorted(thresholds)
-    assert threshold(200) == pytest.approx(0.65 * math.sqrt(2 * math.log(200)) - 0.95)
+    assert threshold(200) == pytest.approx(0.65 * math.sqrt(2 * math.log(200)) - 0.85)
 
 
 def test_shared_weight_is_more_for_rare_words_and_for_all_of_the_query() -> None:
