@@ -23,12 +23,14 @@ from warmstart.memory import (
     ContextRequest,
     ContextResult,
     Counts,
+    EventResult,
     Health,
     ListRequest,
     Memory,
     MemoryPatch,
     NamespaceChange,
     Namespaces,
+    NewEvent,
     NewMemory,
     Page,
     RecallRequest,
@@ -103,6 +105,10 @@ class MemoryClient:
 
     async def context(self, request: ContextRequest) -> ContextResult:
         return await self._post("/v1/context", request, ContextResult)
+
+    async def event(self, event: NewEvent, *, retrieve: bool = False) -> EventResult:
+        params = {"retrieve": "true"} if retrieve else {}
+        return _read(EventResult, await self._send("POST", "/v1/events", body=event, params=params), self.url)
 
     async def get(self, memory_id: str) -> Memory:
         return await self._get(_path("memories", memory_id), Memory)

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from warmstart.errors import ConfigError
+from warmstart.paths import default_home
 
 DEFAULT_MODEL: Final = "intfloat/multilingual-e5-small"
 #: The commit of the model repository that production downloads.
@@ -50,10 +51,6 @@ def _list(value: Any) -> Any:
 Bool = Annotated[bool, BeforeValidator(_bool)]
 Strings = Annotated[list[str], BeforeValidator(_list)]
 Positive = Annotated[int, Field(ge=1)]
-
-
-def default_home() -> Path:
-    return Path.home() / ".local" / "share" / "warmstart"
 
 
 @dataclass(frozen=True, slots=True)

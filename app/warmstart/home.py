@@ -8,28 +8,29 @@
       logs/         of servers that clients started
       lancedb/  postgres/  keys.json
 
-Standard library and settings only: clients start fast.
+Standard library only: clients start fast.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from warmstart import __version__
-from warmstart.config import default_home
 from warmstart.errors import ConfigError, ServerUnreachable, WarmstartError
+from warmstart.paths import default_home
+
+if TYPE_CHECKING:
+    import subprocess
 
 #: Counts up when an older version could no longer use the directory.
 #: Made on the first start, or with the first key.
@@ -221,6 +222,8 @@ class Home:
             time.sleep(POLL_S)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        import subprocess
+
         self.logs.mkdir(exist_ok=True, mode=0o700)
         # -P, and a directory of ours: modules of the project that a client runs in are not imported
         command = [sys.executable, "-P", "-m", "warmstart.cli", "serve", "--background"]
@@ -270,6 +273,8 @@ def refuse_root(allowed: bool) -> None:
 
 
 def _need_server_package() -> None:
+    import importlib.util
+
     if importlib.util.find_spec("lancedb") is None:
         raise ConfigError([
             "no memory to use: WARMSTART_URL is not set, and the server is not installed here: "

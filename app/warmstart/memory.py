@@ -36,6 +36,7 @@ MAX_METADATA_BYTES: Final = 4_096
 MAX_METADATA_DEPTH: Final = 31
 MAX_BATCH: Final = 100
 MAX_QUERY: Final = 16_384
+MAX_TURNS: Final = 1_000
 MAX_CURSOR: Final = 512
 MAX_CONTEXT_CHARS: Final = 10_000
 DEFAULT_LIMIT: Final = 10
@@ -48,6 +49,8 @@ MAX_SCORE: Final = 2 / (RRF_K + 1)
 TEXT_FORM_CHARS: Final = 400
 
 NAMESPACE_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+#: A namespace, or the beginning of several: `code-*`.
+NAMESPACES_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,63}\*?$"
 ID_PATTERN: Final = r"^mem_[0-9a-hjkmnp-tv-z]{26}$"
 DEFAULT_NAMESPACE: Final = "default"
 
@@ -117,6 +120,7 @@ def _metadata(value: dict[str, Any]) -> dict[str, Any]:
 Storable = AfterValidator(_storable)
 Instant = Annotated[datetime, BeforeValidator(_instant), WithJsonSchema({"type": "string", "format": "date-time"})]
 Namespace = Annotated[str, Field(pattern=NAMESPACE_PATTERN)]
+NamespaceFilter = Annotated[str, Field(pattern=NAMESPACES_PATTERN)]
 MemoryId = Annotated[str, Field(pattern=ID_PATTERN)]
 Content = Annotated[str, Field(min_length=1, max_length=MAX_CONTENT), Storable]
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE), Storable]
@@ -128,6 +132,8 @@ Importance = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Source = Annotated[str, Field(max_length=MAX_SOURCE), Storable]
 Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]
 Query = Annotated[str, BeforeValidator(clean_query), Field(min_length=1, max_length=MAX_QUERY)]
+#: As long as a body may be: what goes beyond a query is cut, not refused.
+Prompt = Annotated[str, BeforeValidator(clean_query)]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
 PageLimit = Annotated[int, Field(ge=1, le=MAX_PAGE)]
 Cursor = Annotated[str, Field(max_length=MAX_CURSOR)]
@@ -192,7 +198,9 @@ def _score_possible(value: float) -> float:
 
 class SearchRequest(Request):
     query: Query = Field(description="Free text, any language: words, an identifier, an error code.")
-    namespace: Namespace | None = Field(None, description="Only this namespace; all where not given.")
+    namespace: NamespaceFilter | None = Field(
+        None, description="Only this one (code-*: all that begin so); all where not given."
+    )
     type: MemoryType | Annotated[list[MemoryType], Field(min_length=1, max_length=len(MEMORY_TYPES))] | None = None
     tags: Tags | None = Field(None, description="Memories that carry all of these.")
     entities: Tags | None = Field(None, description="Memories that carry all of these.")
@@ -219,7 +227,7 @@ class SearchRequest(Request):
 
 
 class ListRequest(Request):
-    namespace: Namespace | None = None
+    namespace: NamespaceFilter | None = None
     type: MemoryType | None = None
     tag: Tag | None = None
     source: Source | None = None
@@ -230,7 +238,7 @@ class ListRequest(Request):
 
 
 class RecallRequest(Request):
-    namespace: Namespace | None = None
+    namespace: NamespaceFilter | None = None
     order: Literal["recency", "importance"] = "recency"
     since: Instant | None = Field(None, description="Created at or after.")
     limit: Limit = DEFAULT_LIMIT
@@ -239,7 +247,43 @@ class RecallRequest(Request):
 
 class ContextRequest(Request):
     query: Annotated[str, BeforeValidator(clean_query), Field(max_length=MAX_QUERY)]
-    namespace: Namespace | None = None
+    namespace: NamespaceFilter | None = None
+    token_budget: Annotated[int, Field(ge=1, le=4_000)] = 1_500
+    budget_ms: Annotated[int, Field(ge=1, le=5_000)] | None = None
+    conversation_id: Annotated[str, Field(min_length=1, max_length=200), Storable] | None = None
+
+
+class TextBody(Request):
+    type: Literal["text"]
+    content: Prompt
+
+
+class Turn(Request):
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Prompt
+
+
+class MessageBody(Request):
+    type: Literal["message"]
+    turns: Annotated[list[Turn], Field(max_length=MAX_TURNS)] = Field(description="The last one is the query.")
+
+
+class JsonBody(Request):
+    type: Literal["json"]
+    data: Any = Field(description="Its JSON is the query.")
+
+
+class NewEvent(Request):
+    """What happened in a conversation. Its body is used for the retrieval, and not kept."""
+
+    event_id: Annotated[str, Field(min_length=1, max_length=200), Storable] = Field(
+        description="Same id, same event: it is recorded once."
+    )
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,63}$")] = Field(
+        description="Only the kind `prompt` is answered with a block."
+    )
+    body: Annotated[TextBody | MessageBody | JsonBody, Field(discriminator="type")]
+    namespace: NamespaceFilter | None = None
     token_budget: Annotated[int, Field(ge=1, le=4_000)] = 1_500
     budget_ms: Annotated[int, Field(ge=1, le=5_000)] | None = None
     conversation_id: Annotated[str, Field(min_length=1, max_length=200), Storable] | None = None
@@ -364,6 +408,12 @@ class ContextResult(Record):
     latency_ms: float
 
 
+class EventResult(Record):
+    event_id: str
+    stored: bool = Field(description="False where the id is known already, or nothing could take it.")
+    retrieval: ContextResult | None = Field(description="Null where none was asked for, or the kind has none.")
+
+
 class DependencyHealth(Record):
     name: str
     status: Literal["ok", "down", "off"]
@@ -390,6 +440,7 @@ class MemoryAPI(Protocol):
     async def search(self, request: SearchRequest) -> SearchResult: ...
     async def recall(self, request: RecallRequest) -> Page: ...
     async def context(self, request: ContextRequest) -> ContextResult: ...
+    async def event(self, event: NewEvent, *, retrieve: bool = False) -> EventResult: ...
     async def get(self, memory_id: str) -> Memory: ...
     async def list(self, request: ListRequest) -> Page: ...
     async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory: ...

@@ -72,6 +72,12 @@ class Outcome:
     degraded: list[str] = field(default_factory=list)
     #: The tenant as it was searched, where it is held in memory.
     snapshot: Snapshot | None = None
+    #: What the arms found it by: the query's vector, the nearest rows with theirs, the rows of the text arm.
+    query_vector: Sequence[float] | None = None
+    near: Sequence[Candidate] = ()
+    texts: Sequence[Candidate] = ()
+    #: About how many rows the tenant has.
+    memories: int = 0
 
     def degrade(self, reason: str) -> None:
         if reason not in self.degraded:
@@ -94,6 +100,8 @@ class _Asked:
     filters: Sequence[Predicate]
     budget: Budget
     deadline: float
+    #: Rows an arm ranks.
+    depth: int
     outcome: Outcome = field(default_factory=Outcome)
     #: The query's terms as indexed, where a vector arm makes them needed.
     terms: Sequence[str] = ()
@@ -125,12 +133,14 @@ class Search:
             return "disabled"
         return "space" if self._table.space != self._settings.space else None
 
-    async def run(self, user_id: str, request: SearchRequest, budget: Budget) -> Outcome:
-        """Raises TenantAssertion, and nothing else that a rung can answer."""
+    async def run(self, user_id: str, request: SearchRequest, budget: Budget, depth: int | None = None) -> Outcome:
+        """An arm ranks `depth` rows, or FETCH_DEPTH. Raises TenantAssertion, nothing else that a rung can answer."""
         await self._table.refresh()
         reader = Reader(self._table, user_id)
         deadline = time.monotonic() + budget.total
-        asked = _Asked(user_id, reader, request.query, filters_of(request), budget, deadline)
+        asked = _Asked(
+            user_id, reader, request.query, filters_of(request), budget, deadline, depth or self._settings.fetch_depth
+        )
         outcome = asked.outcome
         text = self._spawn(self._text(asked), asked, "text")
         off = self.vectors_off
@@ -152,6 +162,7 @@ class Search:
             outcome.mode = "keyword"
         elif texts is None:
             outcome.mode = "vector"
+        outcome.texts = texts or []
         weak = _weak(asked.terms, texts) if vectors and texts else frozenset[str]()
         outcome.ranked = self._cut(fuse(vectors or [], texts or [], weak), request.min_score, outcome)
         return outcome
@@ -166,6 +177,10 @@ class Search:
             return ranked
         return [r for r in ranked if (r.score or 0.0) >= min_score]
 
+    async def terms(self, query: str) -> Sequence[str]:
+        """The distinct terms of `query` as indexed; empty without an index."""
+        return await self._frequencies.query_terms(query_text(query))
+
     # -- the arms
 
     async def _text(self, asked: _Asked) -> list[Candidate]:
@@ -174,13 +189,11 @@ class Search:
             return []
         if self.vectors_off:
             return await self._text_matches(asked, words)
-        found, asked.terms = await asyncio.gather(
-            self._text_matches(asked, words), self._frequencies.query_terms(query_text(asked.query))
-        )
+        found, asked.terms = await asyncio.gather(self._text_matches(asked, words), self.terms(asked.query))
         return found
 
     async def _text_matches(self, asked: _Asked, words: str) -> list[Candidate]:
-        depth = self._settings.fetch_depth
+        depth = asked.depth
         # a held tenant has the other columns at hand, and each column read costs
         if (snapshot := self._residents.peek(asked.user_id)) is not None:
             matches = await asked.reader.text_matches(words, asked.filters, depth + TIES)
@@ -223,11 +236,12 @@ class Search:
         if near is None:
             exact = not (large and await self._maintenance.has_vector_index())
             near = await asked.reader.vector_arm(values, asked.filters, CANDIDATES, exact=exact)
+        asked.outcome.query_vector, asked.outcome.near, asked.outcome.memories = values, near, rows
         if not near:
             return []
         scores = vector_scores(np.asarray(values, dtype=np.float32), np.stack([c.evidence for c in near]))
         order = sorted(range(len(near)), key=lambda i: (-scores[i], -near[i].created_us, near[i].id))
-        return [replace(near[i], score=scores[i]) for i in order[: self._settings.fetch_depth]]
+        return [replace(near[i], score=scores[i]) for i in order[: asked.depth]]
 
     async def _rows_with_vectors(self, reader: Reader, user_id: str) -> int:
         """How large the tenant is, as known at most _SIZE_AGE_S ago."""

@@ -9,15 +9,19 @@ import builtins
 import hashlib
 import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
 from warmstart import __version__
 from warmstart.context import assemble, count_tokens_now, entry
-from warmstart.errors import CacheUnavailable, EmbeddingError, Invalid, Migrating, NotFound, TenantAssertion
+from warmstart.errors import EmbeddingError, Invalid, Migrating, NotFound, TenantAssertion
+from warmstart.events import Events
+from warmstart.fusion import Ranked
+from warmstart.given import Given, is_block
+from warmstart.giving import DEPTH_FACTOR, choose
 from warmstart.memory import (
     Batch,
     BatchItem,
@@ -26,6 +30,7 @@ from warmstart.memory import (
     ContextResult,
     Counts,
     DependencyHealth,
+    EventResult,
     Health,
     Hit,
     ListRequest,
@@ -35,6 +40,7 @@ from warmstart.memory import (
     NamespaceChange,
     NamespaceInfo,
     Namespaces,
+    NewEvent,
     NewMemory,
     Page,
     Ranks,
@@ -55,9 +61,6 @@ if TYPE_CHECKING:
     from warmstart.runtime import Runtime
 
 log = structlog.get_logger(__name__)
-
-#: How long a conversation's memories are not given again.
-CONVERSATION_TTL_S: Final = 24 * 3600
 
 T = TypeVar("T")
 
@@ -80,12 +83,17 @@ class MemoryService:
         self._settings = runtime.settings
         self._user_id = user_id
         self._reader = Reader(runtime.table, user_id)
+        self._given = Given(runtime.cache, user_id)
         trash = timedelta(days=runtime.settings.trash_days)
         self._writer = TenantWriter(runtime.table, runtime.writer, user_id, trash)
 
     # -- write
 
     async def save(self, new: NewMemory) -> Saved:
+        [known] = await self._given_back([new])
+        if known is not None:
+            self._runtime.metrics.saved("duplicate")
+            return Saved.model_validate(known.model_dump() | {"duplicate": True})
         row = row_of(new, self._user_id, now())
         row["embedding"] = await self._vector_in_time(new.content)
         row["embedding_status"] = "queued" if row["embedding"] is None else "ready"
@@ -100,19 +108,41 @@ class MemoryService:
 
     async def save_batch(self, batch: Batch) -> BatchResult:
         at = now()
-        rows = [row_of(new, self._user_id, at) for new in batch.memories]
-        inserted = await self._runtime.writer.insert(rows)
-        for row, answer in zip(rows, inserted, strict=True):
+        given_back = await self._given_back(batch.memories)
+        rows = [
+            row_of(new, self._user_id, at) for new, known in zip(batch.memories, given_back, strict=True) if not known
+        ]
+        inserted = iter(await self._runtime.writer.insert(rows) if rows else ())
+        fresh = iter(rows)
+        results = []
+        for known in given_back:
+            if known is not None:
+                results.append(BatchItem(status="duplicate", id=known.id))
+                continue
+            row, answer = next(fresh), next(inserted)
             if not answer.duplicate:
                 self._note(row)
-        created = sum(not i.duplicate for i in inserted)
+            results.append(BatchItem(status="duplicate" if answer.duplicate else "created", id=answer.id))
+        created = sum(r.status == "created" for r in results)
         self._runtime.metrics.saved("queued", created)
-        self._runtime.metrics.saved("duplicate", len(rows) - created)
-        return BatchResult(
-            results=[BatchItem(status="duplicate" if i.duplicate else "created", id=i.id) for i in inserted],
-            created=created,
-            duplicates=len(rows) - created,
-        )
+        self._runtime.metrics.saved("duplicate", len(results) - created)
+        return BatchResult(results=results, created=created, duplicates=len(results) - created)
+
+    async def _given_back(self, new: Sequence[NewMemory]) -> builtins.list[Memory | None]:
+        """For each: the active memory that a prompt was given and that comes back now; it is not stored again.
+
+        Raises Invalid for a block of which nothing is known any more.
+        """
+        ids = await self._given.recognise([n.content for n in new])
+        rows = await self._reader.rows(sorted({i for i in ids if i}), [where.active()])
+        for place, (memory, known) in enumerate(zip(new, ids, strict=True)):
+            if is_block(memory.content) and known not in rows:
+                raise Invalid(
+                    "content: is a block that this memory gave to a prompt; it is not stored again: "
+                    "save what is new, in words of its own",
+                    field="content" if len(new) == 1 else f"memories.{place}.content",
+                )
+        return [to_memory(rows[i]) if i in rows else None for i in ids]
 
     async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory:
         values = patch.changes()
@@ -205,7 +235,7 @@ class MemoryService:
     async def recall(self, request: RecallRequest) -> Page:
         filters = [where.active()]
         if request.namespace is not None:
-            filters.append(where.equals("namespace", request.namespace))
+            filters.append(where.in_namespace(request.namespace))
         if request.since is not None:
             filters.append(where.compare("created_at", ">=", request.since))
         return await self._page(filters, request.order, request, request.cursor, request.limit)
@@ -286,18 +316,19 @@ class MemoryService:
 
     async def _hits(self, request: SearchRequest, limit: int, budget: Budget) -> tuple[builtins.list[Hit], Outcome]:
         outcome = await self._runtime.search.run(self._user_id, request, budget)
-        best = outcome.ranked[:limit]
-        rows = outcome.snapshot.get([r.id for r in best]) if outcome.snapshot else {}
-        if missing := [r.id for r in best if r.id not in rows]:
+        return await self._fetched(outcome, outcome.ranked[:limit]), outcome
+
+    async def _fetched(self, outcome: Outcome, ranked: Sequence[Ranked]) -> builtins.list[Hit]:
+        rows = outcome.snapshot.get([r.id for r in ranked]) if outcome.snapshot else {}
+        if missing := [r.id for r in ranked if r.id not in rows]:
             rows |= await self._reader.rows(missing, [where.active()])
-        hits = [
+        return [
             Hit.model_validate(
                 to_memory(rows[r.id]).model_dump() | {"score": r.score, "ranks": Ranks(vector=r.vector, text=r.text)}
             )
-            for r in best
+            for r in ranked
             if r.id in rows
         ]
-        return hits, outcome
 
     async def context(self, request: ContextRequest) -> ContextResult:
         """Never an error but a failed tenant check: what can't be had in time is an empty block."""
@@ -325,39 +356,30 @@ class MemoryService:
             self._settings.arm_budget_ms / 1000,
         )
         search = SearchRequest(query=request.query, namespace=request.namespace)
-        (hits, outcome), given = await asyncio.gather(
-            self._hits(search, self._settings.default_limit, budget), self._given(request.conversation_id)
+        limit = self._settings.default_limit
+        outcome, terms, given = await asyncio.gather(
+            self._runtime.search.run(self._user_id, search, budget, limit * DEPTH_FACTOR),
+            self._runtime.search.terms(request.query),
+            self._given.to(request.conversation_id),
         )
         for reason in outcome.degraded:
             self._runtime.metrics.degraded("context", reason)
-        entries = [(h.id, entry(h.title, h.content, h.facts)) for h in hits if h.id not in given]
+        hits = await self._fetched(outcome, [r for r in outcome.ranked if r.id not in given][:limit])
+        chosen = choose(hits, outcome, terms)
+        entries = [(h.id, entry(h.title, h.content, h.facts)) for h in chosen]
         block, ids = assemble(entries, request.token_budget, count_tokens_now)
         if ids:
-            await self._remember(request.conversation_id, ids)
+            await self._given.remember(request.conversation_id, [h for h in chosen if h.id in ids])
         return block, ids, outcome.mode
 
-    def _conversation(self, conversation_id: str) -> str:
-        digest = hashlib.sha256(f"{self._user_id}\0{conversation_id}".encode()).hexdigest()
-        return f"ws:c:{digest}"
-
-    async def _given(self, conversation_id: str | None) -> set[str]:
-        """What this conversation has had already; best effort."""
-        if conversation_id is None:
-            return set()
-        try:
-            [ids] = await self._runtime.cache.pipeline(("SMEMBERS", self._conversation(conversation_id)))
-            return set(ids or [])
-        except CacheUnavailable:
-            return set()
-
-    async def _remember(self, conversation_id: str | None, ids: builtins.list[str]) -> None:
-        if conversation_id is None:
-            return
-        key = self._conversation(conversation_id)
-        try:
-            await self._runtime.cache.pipeline(("SADD", key, *ids), ("EXPIRE", key, CONVERSATION_TTL_S))
-        except CacheUnavailable:
-            return
+    async def event(self, event: NewEvent, *, retrieve: bool = False) -> EventResult:
+        """Never an error but a failed tenant check."""
+        runtime = self._runtime
+        events = Events(
+            self._user_id, runtime.bookkeeping, runtime.cache, runtime.metrics, self.context,
+            self._settings.context_budget_ms,
+        )  # fmt: skip
+        return await events.receive(event, retrieve=retrieve)
 
     # -- state
 

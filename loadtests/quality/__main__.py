@@ -58,9 +58,9 @@ class Asked:
 
 
 @asynccontextmanager
-async def service(home: Path) -> AsyncIterator[tuple[Runtime, str, str]]:
-    """(runtime, url, key) of a service on `home`, over a real socket."""
-    settings = load({}, warmstart_home=home)
+async def service(home: Path, **changes: Any) -> AsyncIterator[tuple[Runtime, str, str]]:
+    """(runtime, url, key) of a service on `home` with `changes` to its settings, over a real socket."""
+    settings = load({}, warmstart_home=home, **changes)
     async with open_runtime(settings) as runtime:
         while not runtime.bookkeeping.healthy:
             await asyncio.sleep(0.05)

@@ -21,6 +21,7 @@ from warmstart.memory import (
     ContextRequest,
     ContextResult,
     Counts,
+    EventResult,
     Health,
     Hit,
     ListRequest,
@@ -29,6 +30,7 @@ from warmstart.memory import (
     NamespaceChange,
     NamespaceInfo,
     Namespaces,
+    NewEvent,
     NewMemory,
     Page,
     Ranks,
@@ -126,6 +128,11 @@ class InMemoryAPI:
         found = await self.search(SearchRequest(query=request.query or "\n"))
         text = "".join(f"### {hit.title}\n\n{hit.content}\n" for hit in found.hits)
         return ContextResult(context=text, ids=[h.id for h in found.hits], mode=found.mode, latency_ms=2.5)
+
+    async def event(self, event: NewEvent, *, retrieve: bool = False) -> EventResult:
+        self._raise()
+        retrieval = await self.context(ContextRequest(query=event.event_id)) if retrieve else None
+        return EventResult(event_id=event.event_id, stored=True, retrieval=retrieval)
 
     async def get(self, memory_id: str) -> Memory:
         self._raise()

@@ -46,6 +46,7 @@ class Place:
             "PATH": os.environ["PATH"],
             "HOME": str(directory),
             "WARMSTART_HOME": str(self.home.path),
+            **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
             "WARMSTART_ALLOW_ROOT": "True",
         }
         self.servers: list[subprocess.Popen[str]] = []
@@ -276,8 +277,12 @@ def test_a_key_is_revoked_though_postgres_hangs(served: Place) -> None:
 def test_doctor_finds_it_well(served: Place) -> None:
     until(lambda: served.run("health").exit_code == 0, 15)
     report = served.json("doctor")
-    assert [check["name"] for check in report["checks"]] == ["settings", "home", "server", "key", "round trip"]
-    assert report["ok"] is True
+    assert [check["name"] for check in report["checks"]] == [
+        "settings", "home", "disk", "server", "key", "version", "parts",
+        "mcp over http", "mcp over stdio", "round trip", "agents", "hook",
+    ]  # fmt: skip
+    assert report["ok"] is True, report
+    assert {c["name"]: c["detail"] for c in report["checks"]}["mcp over stdio"] == "8 tools"
     assert not [n for n in served.json("namespaces", "list")["namespaces"] if n["name"].startswith("doctor")]
 
 

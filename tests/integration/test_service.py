@@ -406,7 +406,7 @@ async def test_a_conversation_is_given_a_memory_once(alice: Tenant, bob: Tenant)
 
 
 async def test_a_context_keeps_to_its_token_budget(alice: Tenant) -> None:
-    await alice.batch(*(f"walrus {i} " + "word " * 120 for i in range(10)))
+    await alice.batch(*(f"walrus {i} " + f"word{i} " * 60 for i in range(10)))
     assert (await alice.post("/v1/context", {"query": "walrus", "token_budget": 20}))["ids"] == []
     few = await alice.post("/v1/context", {"query": "walrus", "token_budget": 400})
     many = await alice.post("/v1/context", {"query": "walrus", "token_budget": 4000})

@@ -22,7 +22,7 @@ TABLE = {
     ("POST", "/v1/memories"), ("POST", "/v1/memories/batch"), ("GET", "/v1/memories"),
     ("GET", "/v1/memories/counts"), ("GET", "/v1/memories/{id}"), ("PATCH", "/v1/memories/{id}"),
     ("DELETE", "/v1/memories/{id}"), ("POST", "/v1/memories/{id}/restore"), ("POST", "/v1/search"),
-    ("GET", "/v1/recall"), ("POST", "/v1/context"), ("GET", "/v1/namespaces"),
+    ("GET", "/v1/recall"), ("POST", "/v1/context"), ("POST", "/v1/events"), ("GET", "/v1/namespaces"),
     ("PATCH", "/v1/namespaces/{name}"), ("DELETE", "/v1/namespaces/{name}"), ("GET", "/v1/health"),
     ("GET", "/healthz"), ("GET", "/readyz"),
 }  # fmt: skip

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "delete": "memories", "restore": "memories", "index": "index", "counts": "memories", "namespaces": "namespaces",
     "keys": "keys", "tenants": "tenants", "migrate": "migrate",
     "database": "schema", "store": "inventory", "smoke": "smoke",
+    "hook": "hook", "install": "install",
     "health": "doctor", "doctor": "doctor", "healthcheck": "healthcheck", "redis-rest": "redis_rest",
 }  # fmt: skip
 

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from warmstart import __version__
-from warmstart.config import default_home
 from warmstart.home import Home
+from warmstart.paths import default_home
 
 
 def plain(url: str) -> None:

@@ -13,7 +13,7 @@ from warmstart.memory import MEMORY_TYPES, ContextRequest, Hit, SearchRequest, S
 
 @click.command()
 @click.argument("words", metavar="QUERY", nargs=-1, required=True)
-@click.option("-n", "--namespace", help="Only this one; all where not given.")
+@click.option("-n", "--namespace", help="Only this one (code-*: all that begin so); all where not given.")
 @click.option("--type", "type", type=click.Choice(MEMORY_TYPES), multiple=True, help="May be given several times.")
 @click.option("--tag", "tags", multiple=True, help="May be given several times; all must be there.")
 @click.option("--entity", "entities", multiple=True, help="May be given several times; all must be there.")
@@ -36,7 +36,7 @@ def search(words: tuple[str, ...], as_json: bool, **filters: Any) -> None:
 
 @click.command()
 @click.argument("words", metavar="QUERY", nargs=-1, required=True)
-@click.option("-n", "--namespace", help="Only this one; all where not given.")
+@click.option("-n", "--namespace", help="Only this one (code-*: all that begin so); all where not given.")
 @click.option("--token-budget", type=int, help="Most tokens, 1 to 4000; 1500 where not given.")
 @click.option("--budget-ms", type=int, help="Most time; 500 where not given.")
 @click.option("--conversation", "conversation_id", help="Don't give again what this conversation had.")

@@ -60,7 +60,7 @@ _CONTEXT_PROMPT: Final = Prompt(
     description="What the memory knows about a task, ready to read.",
     arguments=[
         PromptArgument(name="query", description="The task or question.", required=True),
-        PromptArgument(name="namespace", description="Only this one; all where not given.", required=False),
+        PromptArgument(name="namespace", description="Only this one (code-*: all that begin so).", required=False),
         PromptArgument(name="token_budget", description="Most tokens; 1500 where not given.", required=False),
     ],
 )

@@ -21,11 +21,13 @@ from warmstart.store.database import CALL_BUDGET_S
 from warmstart.store.outbox import (
     MAX_NAME,
     MAX_REASON,
+    Event,
     Outbox,
     State,
     audit_entry,
     clean,
     insert_audit,
+    insert_events,
 )
 
 AUDIT_DAYS: Final = 90
@@ -143,6 +145,13 @@ class Bookkeeping(Outbox):
                 if count < PURGE_BATCH:
                     break
         return removed
+
+    # -- events
+
+    async def record_event(self, event: Event, budget_s: float) -> bool:
+        """Whether it is new: the tenant had no event of its id in the last EVENT_DAYS."""
+        async with self.connection(budget_s) as conn:
+            return await insert_events(conn, [event]) == 1
 
     # -- tenants and keys
 

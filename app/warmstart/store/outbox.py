@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 MAX_PENDING: Final = 100_000
 MAX_AUDIT_PENDING: Final = 10_000
+MAX_EVENTS_PENDING: Final = 10_000
 FLUSH_BATCH: Final = 500
 CLOSE_FLUSH_S: Final = 0.5
 MAX_REASON: Final = 500
@@ -66,11 +67,23 @@ class AuditEntry:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What is kept of an event: never what it says."""
+
+    id: str
+    user_id: str
+    kind: str
+    hash: str
+    created_at: datetime
+
+
 class Outbox(Database):
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
         self._pending: dict[str, State | Gone] = {}
         self._audits: deque[AuditEntry] = deque()
+        self._events: deque[Event] = deque()
         #: Entries lost to a full queue, or refused by Postgres, since the start.
         self.dropped = 0
         #: A status was lost: only `reconcile` makes the status rows right again.
@@ -116,10 +129,19 @@ class Outbox(Database):
         self._audits.append(audit_entry(actor, action, subject, detail or {}))
         self._wake.set()
 
+    def note_event(self, event: Event) -> bool:
+        """Whether there was room for it; Postgres keeps the first of one id."""
+        if len(self._events) >= MAX_EVENTS_PENDING:
+            self.dropped += 1
+            return False
+        self._events.append(event)
+        self._wake.set()
+        return True
+
     @property
     def waiting(self) -> int:
         """Entries that Postgres has not got yet."""
-        return len(self._pending) + len(self._audits)
+        return len(self._pending) + len(self._audits) + len(self._events)
 
     def _put(self, memory_id: str, state: State | Gone) -> None:
         if memory_id not in self._pending and len(self._pending) >= MAX_PENDING:
@@ -146,6 +168,12 @@ class Outbox(Database):
                 await insert_audit(conn, entries)
             for _ in entries:
                 self._audits.popleft()
+        while self._events:
+            events = list(islice(self._events, FLUSH_BATCH))
+            async with self.connection() as conn:
+                await insert_events(conn, events)
+            for _ in events:
+                self._events.popleft()
 
     async def _write(self, batch: Sequence[tuple[str, State | Gone]]) -> None:
         """Writes `batch`; halves one that Postgres refuses, so that a bad entry stops no other."""
@@ -204,6 +232,17 @@ async def insert_audit(conn: Connection, entries: list[AuditEntry]) -> None:
             " ON CONFLICT (id) DO NOTHING",  # it may have arrived before its answer was lost
             columns,
         )
+
+
+async def insert_events(conn: Connection, events: Sequence[Event]) -> int:
+    """How many of them were new."""
+    columns = [[getattr(event, name) for event in events] for name in Event.__slots__]
+    done = await conn.execute(
+        "INSERT INTO events (id, user_id, kind, hash, created_at) SELECT * FROM unnest(%s::text[], %s::text[],"
+        " %s::text[], %s::text[], %s::timestamptz[]) ON CONFLICT (user_id, id) DO NOTHING",
+        columns,
+    )
+    return done.rowcount
 
 
 def audit_entry(actor: str, action: str, subject: str, detail: Mapping[str, Any]) -> AuditEntry:

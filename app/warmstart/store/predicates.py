@@ -93,6 +93,15 @@ def none_of(column: str, values: Sequence[str]) -> Predicate:
     return Predicate(f"NOT ({one_of(column, values).sql})")
 
 
+def in_namespace(pattern: str) -> Predicate:
+    """Rows of the namespace `pattern`, or where it ends with `*` of all that begin so."""
+    if not pattern.endswith("*"):
+        return equals("namespace", pattern)
+    # a range, since LIKE would take the _ of a name for any character; no name has a character above z
+    begin = pattern[:-1]
+    return compare("namespace", ">=", begin) & compare("namespace", "<", begin + "{")
+
+
 def has_all(column: str, values: Sequence[str]) -> Predicate:
     """Rows whose list holds every one of `values`, which must not be empty."""
     if not values:

@@ -58,7 +58,7 @@ def filters_of(request: SearchRequest) -> list[Predicate]:
     """The predicates of a search besides the tenant's."""
     parts = [where.active()]
     if request.namespace is not None:
-        parts.append(where.equals("namespace", request.namespace))
+        parts.append(where.in_namespace(request.namespace))
     if request.types:
         parts.append(where.one_of("type", request.types))
     if request.tags:
@@ -83,7 +83,7 @@ def filters_of_list(request: ListRequest) -> list[Predicate]:
     elif not request.include_deleted:
         parts.append(where.active())
     if request.namespace is not None:
-        parts.append(where.equals("namespace", request.namespace))
+        parts.append(where.in_namespace(request.namespace))
     if request.type is not None:
         parts.append(where.equals("type", request.type))
     if request.tag is not None:

@@ -99,6 +99,16 @@ class Snapshot:
         found.sort(key=lambda c: c.order)
         return found[:depth]
 
+    def vectors_of(self, ids: Sequence[str]) -> dict[str, Matrix]:
+        """The unit vectors of those of `ids` that have one."""
+        places = {i: self.index[i] for i in ids if i in self.index}
+        rows = {i: int(np.searchsorted(self.with_vector, place)) for i, place in places.items()}
+        return {
+            i: self.vectors[row]
+            for i, row in rows.items()
+            if row < len(self.with_vector) and self.with_vector[row] == places[i]
+        }
+
     def text_candidates(self, matches: Sequence[tuple[str, float]], depth: int) -> list[Candidate] | None:
         """The `depth` best of `matches` (id, BM25; more than `depth` where there are more), best first.
 

@@ -37,6 +37,7 @@ from warmstart.memory import (
     ContextRequest,
     ContextResult,
     Counts,
+    EventResult,
     Health,
     ListRequest,
     Memory,
@@ -44,6 +45,7 @@ from warmstart.memory import (
     MemoryPatch,
     NamespaceChange,
     Namespaces,
+    NewEvent,
     NewMemory,
     Page,
     RecallRequest,
@@ -75,6 +77,10 @@ class NoQuery(RequestModel):
 
 class DeleteQuery(RequestModel):
     hard: bool = Field(False, description="Remove for good at once, instead of to the trash.")
+
+
+class EventQuery(RequestModel):
+    retrieve: bool = Field(False, description="Answer an event of the kind `prompt` with a block.")
 
 
 class Alive(BaseModel):
@@ -256,6 +262,10 @@ async def context(call: Call) -> Response:
     return answer(await call.api.context(call.input))
 
 
+async def event(call: Call) -> Response:
+    return answer(await call.api.event(call.input, retrieve=call.query.retrieve))
+
+
 async def list_namespaces(call: Call) -> Response:
     return answer(await call.api.namespaces())
 
@@ -331,6 +341,10 @@ OPERATIONS: Final = (
     ),
     Operation(
         "POST", "/v1/context", context, "A markdown block for a prompt", ContextResult, body=ContextRequest
+    ),
+    Operation(
+        "POST", "/v1/events", event, "Record an event; answer a prompt with a block", EventResult,
+        query=EventQuery, body=NewEvent,
     ),
     Operation(
         "GET", "/v1/namespaces", list_namespaces, "Namespaces with counts", Namespaces, problems=READS
