@@ -24,6 +24,8 @@ from warmstart.memory import (
     ContextResult,
     Counts,
     Health,
+    History,
+    HistoryRequest,
     ListRequest,
     Memory,
     MemoryPatch,
@@ -122,6 +124,14 @@ class MemoryClient:
 
     async def restore(self, memory_id: str) -> Memory:
         return _read(Memory, await self._send("POST", _path("memories", memory_id, "restore")), self.url)
+
+    async def history(self, memory_id: str, request: HistoryRequest) -> History:
+        return await self._get(_path("memories", memory_id, "history"), History, request)
+
+    async def restore_version(self, memory_id: str, version: int, if_match: str | None = None) -> Memory:
+        headers = {"If-Match": if_match} if if_match else {}
+        path = _path("memories", memory_id, "history", str(version), "restore")
+        return _read(Memory, await self._send("POST", path, headers=headers), self.url)
 
     async def counts(self) -> Counts:
         return await self._get("/v1/memories/counts", Counts)

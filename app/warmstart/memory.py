@@ -245,6 +245,11 @@ class ContextRequest(Request):
     conversation_id: Annotated[str, Field(min_length=1, max_length=200), Storable] | None = None
 
 
+class HistoryRequest(Request):
+    limit: PageLimit = DEFAULT_PAGE
+    cursor: Cursor | None = None
+
+
 class RenameNamespace(Request):
     name: Namespace
 
@@ -278,6 +283,30 @@ class Memory(Record):
     @property
     def etag(self) -> str:
         return f'"{int(self.updated_at.timestamp() * 1_000_000):x}"'
+
+
+class Version(Record):
+    """What a memory was, from `updated_at` until an edit."""
+
+    version: int = Field(description="Counts from 1, the oldest.")
+    namespace: str
+    type: str
+    title: str
+    content: str
+    facts: list[str]
+    tags: list[str]
+    entities: list[str]
+    importance: float
+    source: str
+    metadata: dict[str, Any]
+    content_hash: str
+    occurred_at: datetime
+    updated_at: datetime
+
+
+class History(Record):
+    versions: list[Version] = Field(description="Newest first; the memory as it is now is not among them.")
+    next_cursor: str | None = None
 
 
 class Saved(Memory):
@@ -395,6 +424,8 @@ class MemoryAPI(Protocol):
     async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory: ...
     async def delete(self, memory_id: str, *, hard: bool = False, if_match: str | None = None) -> None: ...
     async def restore(self, memory_id: str) -> Memory: ...
+    async def history(self, memory_id: str, request: HistoryRequest) -> History: ...
+    async def restore_version(self, memory_id: str, version: int, if_match: str | None = None) -> Memory: ...
     async def counts(self) -> Counts: ...
     async def namespaces(self) -> Namespaces: ...
     async def rename_namespace(self, name: str, to: str) -> NamespaceChange: ...

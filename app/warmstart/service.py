@@ -8,6 +8,7 @@ import binascii
 import builtins
 import hashlib
 import json
+import re
 import time
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,8 @@ from warmstart.memory import (
     Counts,
     DependencyHealth,
     Health,
+    History,
+    HistoryRequest,
     Hit,
     ListRequest,
     Memory,
@@ -42,13 +45,16 @@ from warmstart.memory import (
     Saved,
     SearchRequest,
     SearchResult,
+    Version,
 )
 from warmstart.search import Budget, Outcome
 from warmstart.store import predicates as where
 from warmstart.store.changes import TenantWriter
+from warmstart.store.history import MAX_VERSIONS
+from warmstart.store.history import History as Versions
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Order, Reader, filters_of_list
-from warmstart.store.schema import Row, as_float32, encode_metadata, now, row_of
+from warmstart.store.schema import EDITABLE, Row, as_float32, encode_metadata, now, row_of
 from warmstart.store.table import MIGRATING_RETRY_S
 
 if TYPE_CHECKING:
@@ -63,9 +69,16 @@ T = TypeVar("T")
 
 
 def to_memory(row: Row) -> Memory:
+    return Memory.model_validate(shown(row))
+
+
+def to_version(row: Row) -> Version:
+    return Version.model_validate(shown(row))
+
+
+def shown(row: Row) -> Row:
     # importance is kept with seven digits; what was given as 0.1 is answered as 0.1
-    shown = {"metadata": json.loads(row["metadata"]), "importance": round(row["importance"], 6)}
-    return Memory.model_validate(row | shown)
+    return row | {"metadata": json.loads(row["metadata"]), "importance": round(row["importance"], 6)}
 
 
 def etag(row: Row) -> str:
@@ -80,6 +93,7 @@ class MemoryService:
         self._settings = runtime.settings
         self._user_id = user_id
         self._reader = Reader(runtime.table, user_id)
+        self._history = Versions(runtime.table, user_id)
         trash = timedelta(days=runtime.settings.trash_days)
         self._writer = TenantWriter(runtime.table, runtime.writer, user_id, trash)
 
@@ -120,6 +134,17 @@ class MemoryService:
             values["metadata"] = encode_metadata(values["metadata"])
         if "importance" in values:
             values["importance"] = as_float32(values["importance"])
+        row = await self._writer.edit(memory_id, values, if_match, etag)
+        self._note(row)
+        return to_memory(row)
+
+    async def restore_version(self, memory_id: str, version: int, if_match: str | None = None) -> Memory:
+        """An edit to what the memory was then; it stays in the namespace it is in."""
+        await self._row(memory_id)
+        before = await self._history.version(memory_id, version)
+        if before is None:
+            raise NotFound(f"{memory_id} has no version {version}: the last {MAX_VERSIONS} are kept", id=memory_id)
+        values = {name: before[name] for name in EDITABLE if name != "namespace"}
         row = await self._writer.edit(memory_id, values, if_match, etag)
         self._note(row)
         return to_memory(row)
@@ -171,6 +196,16 @@ class MemoryService:
 
     async def get(self, memory_id: str) -> Memory:
         return to_memory(await self._row(memory_id))
+
+    async def history(self, memory_id: str, request: HistoryRequest) -> History:
+        current = await self._row(memory_id)
+        before = _decode_version(request.cursor) if request.cursor else None
+        rows = await self._history.page(current, before, request.limit + 1)
+        more = len(rows) > request.limit
+        rows = rows[: request.limit]
+        return History(
+            versions=[to_version(row) for row in rows], next_cursor=str(rows[-1]["version"]) if more else None
+        )
 
     async def _row(self, memory_id: str) -> Row:
         (row, partial) = await self._told(self._one(memory_id))
@@ -379,6 +414,12 @@ class MemoryService:
             unindexed_rows=state.unindexed_rows,
             version=__version__,
         )
+
+
+def _decode_version(cursor: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", cursor, re.ASCII):
+        raise Invalid("cursor: not one of ours; leave it out to start from the newest", field="cursor")
+    return int(cursor)
 
 
 def _encode_cursor(row: Row, query: str, order: Order) -> str:

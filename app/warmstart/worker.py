@@ -21,6 +21,7 @@ from warmstart.errors import BookkeepingUnavailable, EmbeddingError, WarmstartEr
 from warmstart.runtime import Runtime
 from warmstart.store import predicates as where
 from warmstart.store.changes import BackfillWriter, Vector
+from warmstart.store.history import kept_ids
 from warmstart.store.maintenance import MAX_SMALL_FRAGMENTS, TableState
 from warmstart.store.reads import Inspector, Reader
 from warmstart.store.schema import TABLE, Row, now
@@ -94,6 +95,7 @@ class Worker:
                 ("compact", COMPACT_CHECK_S, self.compact_if_due),
                 ("reconcile", RECONCILE_CHECK_S, self.reconcile_if_due),
                 ("orphans", ORPHANS_S, self._runtime.maintenance.remove_orphans),
+                ("history", ORPHANS_S, self.remove_history_of_nothing),
                 ("purge", PURGE_S, self._runtime.bookkeeping.purge),
             ):
                 jobs.create_task(self._every(name, every_s, job))
@@ -260,6 +262,17 @@ class Worker:
         if removed:
             self._runtime.metrics.worker_swept(removed)
             log.info("worker.swept", memories=removed)
+        return removed
+
+    async def remove_history_of_nothing(self) -> int:
+        """An older release removes a memory and leaves its history; of how many it was removed here."""
+        removed = 0
+        async for ids in kept_ids(self._runtime.table.history):
+            there = await self._inspector.existing(ids)
+            if gone := [memory_id for memory_id in ids if memory_id not in there]:
+                removed += await self._writes.remove_orphans(gone)
+        if removed:
+            log.info("worker.history.removed", memories=removed)
         return removed
 
     # -- the table

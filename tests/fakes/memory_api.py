@@ -22,6 +22,8 @@ from warmstart.memory import (
     ContextResult,
     Counts,
     Health,
+    History,
+    HistoryRequest,
     Hit,
     ListRequest,
     Memory,
@@ -36,6 +38,7 @@ from warmstart.memory import (
     Saved,
     SearchRequest,
     SearchResult,
+    Version,
 )
 from warmstart.metrics import Metrics
 from warmstart.ratelimit import RateLimiter
@@ -77,6 +80,7 @@ class InMemoryAPI:
 
     def __init__(self) -> None:
         self.rows: dict[str, Memory] = {}
+        self.versions: dict[str, list[Version]] = {}
         self.error: Exception | None = None
         self._ids = itertools.count(1)
         self._now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -155,8 +159,24 @@ class InMemoryAPI:
             for other in self._active(row.namespace):
                 if other.id != row.id and other.content_hash == changes["content_hash"]:
                     raise Duplicate("another memory has this content", id=other.id)
+        kept = self.versions.setdefault(memory_id, [])
+        kept.insert(0, Version(**row.model_dump(), version=len(kept) + 1))
         self.rows[memory_id] = row.model_copy(update={**changes, "updated_at": self._tick()})
         return self.rows[memory_id]
+
+    async def history(self, memory_id: str, request: HistoryRequest) -> History:
+        await self.get(memory_id)
+        page = [v for v in self.versions.get(memory_id, []) if v.version < int(request.cursor or 1 << 30)]
+        more = len(page) > request.limit
+        page = page[: request.limit]
+        return History(versions=page, next_cursor=str(page[-1].version) if more else None)
+
+    async def restore_version(self, memory_id: str, version: int, if_match: str | None = None) -> Memory:
+        await self.get(memory_id)
+        for kept in self.versions.get(memory_id, []):
+            if kept.version == version:
+                return await self.update(memory_id, MemoryPatch(content=kept.content, title=kept.title), if_match)
+        raise NotFound(f"{memory_id} has no version {version}")
 
     async def delete(self, memory_id: str, *, hard: bool = False, if_match: str | None = None) -> None:
         row = await self.get(memory_id)

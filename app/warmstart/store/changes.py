@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from warmstart.errors import Conflict, Duplicate, Expired, NotFound, Stale
 from warmstart.store import predicates as where
+from warmstart.store.history import History, remove
 from warmstart.store.predicates import Predicate
-from warmstart.store.reads import Reader, check_tenant
+from warmstart.store.reads import Inspector, Reader, check_tenant
 from warmstart.store.schema import Row, derived, now, schema, title_of
 from warmstart.store.table import Table
 from warmstart.store.writer import Writer, check_numbers
@@ -25,10 +26,15 @@ class TenantWriter:
         self._writer = writer
         self._user_id = user_id
         self._reader = Reader(table, user_id)
+        self._history_table = table.history
+        self._history = History(table, user_id)
         self._trash = trash
 
     async def edit(self, memory_id: str, values: Row, if_match: str | None, etag: Callable[[Row], str]) -> Row:
-        """Set `values` in place. New content recomputes what derives from it and queues its vector anew."""
+        """Set `values` in place, and keep what they replace.
+
+        New content recomputes what derives from it and queues its vector anew.
+        """
 
         async def run() -> Row:
             row = await self._one(memory_id)
@@ -46,6 +52,7 @@ class TenantWriter:
                 changed |= {"embedding": None, "embedding_status": "queued"}
             if (changed["content_hash"], after["namespace"]) != (row["content_hash"], row["namespace"]):
                 await self._refuse_second(changed["content_hash"], after["namespace"], memory_id)
+            await self._history.keep(row)
             return await self._update(row, changed)
 
         return await self._writer.change(run, {self._user_id: [memory_id]})
@@ -66,6 +73,7 @@ class TenantWriter:
     async def delete_for_good(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> None:
         async def run() -> None:
             _check_match(await self._one(memory_id), if_match, etag)
+            await remove(self._history_table, [memory_id], self._user_id)
             await self._lance.delete(self._row(memory_id))
 
         await self._writer.change(run, {self._user_id: [memory_id]})
@@ -166,6 +174,8 @@ class BackfillWriter:
     def __init__(self, table: Table, writer: Writer, dim: int) -> None:
         self._table = table
         self._lance = table.lance
+        self._history = table.history
+        self._inspector = Inspector(table)
         self._writer = writer
         self._dim = dim
 
@@ -242,6 +252,19 @@ class BackfillWriter:
 
         async def run() -> None:
             expired = where.is_not_null("deleted_at") & where.compare("expires_at", "<=", at)
-            await self._lance.delete((where.one_of("id", list(ids)) & expired).sql)
+            rows = (where.one_of("id", list(ids)) & expired).sql
+            gone = (await self._lance.query().where(rows).select(["id"]).to_arrow())["id"].to_pylist()
+            await remove(self._history, gone)
+            await self._lance.delete(rows)
 
         await self._writer.change(run, {})
+
+    async def remove_orphans(self, suspects: Sequence[str]) -> int:
+        """Remove the history of those of `suspects`, ids of memories, that are not there; how many."""
+
+        async def run() -> int:
+            gone = sorted(set(suspects) - await self._inspector.existing(suspects))
+            await remove(self._history, gone)
+            return len(gone)
+
+        return await self._writer.change(run, {})

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 _MAX_TIE_DEPTH: Final = 20_000
 _IVF_PROBES: Final = 20
 #: Rows; at their largest some 32 MB.
-_CONTENT_BATCH: Final = 1_024
+CONTENT_BATCH: Final = 1_024
 Order = Literal["recency", "importance"]
 
 
@@ -340,6 +340,11 @@ class Inspector:
         with translated("count"):
             return int(await self._lance.count_rows(where.all_of(list(filters)).sql if filters else None))
 
+    async def existing(self, ids: Sequence[str]) -> set[str]:
+        with translated("read"):
+            rows = await self._lance.query().where(where.one_of("id", ids).sql).select(["id"]).to_arrow()
+        return set(rows["id"].to_pylist())
+
     async def expired_ids(self, at: datetime, limit: int) -> list[str]:
         with translated("read the trash"):
             rows = await (
@@ -362,7 +367,7 @@ class Inspector:
         """What an inventory is made of, of every row, in batches of a bounded size."""
         columns = ["id", "user_id", "content", "content_hash", "embedding_status", "deleted_at"]
         with translated("read"):
-            batches = await self._lance.query().select(columns).to_batches(max_batch_length=_CONTENT_BATCH)
+            batches = await self._lance.query().select(columns).to_batches(max_batch_length=CONTENT_BATCH)
             async for batch in batches:
                 *told, deleted = batch.columns
                 yield [

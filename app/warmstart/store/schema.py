@@ -1,4 +1,4 @@
-"""The `memories` table: its 21 columns, its indices, and a row's derived values."""
+"""The `memories` table: its 21 columns, its indices, and a row's derived values; the columns of `memory_history`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from warmstart.store.stop_words import STOP_WORDS
 from warmstart.terms import search_text
 
 TABLE: Final = "memories"
+#: The table of earlier texts.
+HISTORY: Final = "memory_history"
 #: The table's own setting: the space its vectors belong to.
 SPACE_KEY: Final = b"warmstart.space"
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -66,6 +68,11 @@ def schema(space: Space) -> pa.Schema:
 COLUMNS: Final = tuple(schema(Space("", "", 1, "", "")).names)
 #: What a caller may see of a row, and the tenant it is checked by.
 SHOWN: Final = [c for c in COLUMNS if c not in ("search_text", "embedding")]
+#: What an edit can change, and so what history keeps of a memory.
+EDITABLE: Final = (
+    "namespace", "type", "title", "content", "facts", "tags", "entities", "importance", "source", "metadata",
+    "occurred_at",
+)  # fmt: skip
 BTREE_COLUMNS: Final = ("user_id", "id", "content_hash")
 #: `icu` keeps identifiers whole and segments Chinese, Japanese and Thai; the parts are in `search_text`.
 FTS_OPTIONS: Final[dict[str, Any]] = {
@@ -79,6 +86,23 @@ FTS_OPTIONS: Final[dict[str, Any]] = {
     "max_token_length": 128,
     "with_position": False,
 }
+
+
+@lru_cache(maxsize=1)
+def history_schema() -> pa.Schema:
+    """A row is what a memory was until an edit: `updated_at` is when it became so, `version` counts from 1."""
+    memories = schema(Space("", "", 1, "", ""))
+    return pa.schema(
+        [
+            pa.field("memory_id", pa.string(), nullable=False),
+            memories.field("user_id"),
+            pa.field("version", pa.int64(), nullable=False),
+            *(memories.field(name) for name in (*EDITABLE, "content_hash", "updated_at")),
+        ]
+    )
+
+
+HISTORY_COLUMNS: Final = tuple(history_schema().names)
 
 
 def now() -> datetime:

@@ -38,6 +38,8 @@ from warmstart.memory import (
     ContextResult,
     Counts,
     Health,
+    History,
+    HistoryRequest,
     ListRequest,
     Memory,
     MemoryAPI,
@@ -65,6 +67,7 @@ CLIENT_CLOSED: Final = 499
 PATH_PARAMETERS: Final = {
     "id": (ID_PATTERN, "no memory has this id"),
     "name": (NAMESPACE_PATTERN, "no namespace has this name"),
+    "version": (r"^[1-9][0-9]{0,8}$", "no version has this number"),
 }
 _ETAG = re.compile(r'"[\x21\x23-\x7e]{1,64}"')
 
@@ -244,6 +247,14 @@ async def restore_memory(call: Call) -> Response:
     return _one(await call.api.restore(call.path["id"]))
 
 
+async def memory_history(call: Call) -> Response:
+    return answer(await call.api.history(call.path["id"], call.query))
+
+
+async def restore_version(call: Call) -> Response:
+    return _one(await call.api.restore_version(call.path["id"], int(call.path["version"]), call.if_match))
+
+
 async def search(call: Call) -> Response:
     return answer(await call.api.search(call.input))
 
@@ -321,6 +332,15 @@ OPERATIONS: Final = (
     Operation(
         "POST", "/v1/memories/{id}/restore", restore_memory, "Take a memory out of the trash", Memory,
         problems=(NotFound, Duplicate, Conflict, Expired, *WRITES), etag=True,
+    ),
+    Operation(
+        "GET", "/v1/memories/{id}/history", memory_history, "What a memory was before its edits, newest first", History,
+        query=HistoryRequest, problems=(NotFound, *READS),
+    ),
+    Operation(
+        "POST", "/v1/memories/{id}/history/{version}/restore", restore_version,
+        "Edit a memory back to what it was", Memory,
+        problems=(NotFound, Duplicate, Conflict, Stale, *WRITES), etag=True,
     ),
     Operation(
         "POST", "/v1/search", search, "Search by meaning and by words", SearchResult,

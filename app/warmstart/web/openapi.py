@@ -21,6 +21,7 @@ from warmstart.errors import (
     Overloaded,
     Problem,
     RateLimited,
+    Stale,
     TenantAssertion,
     Unauthorized,
 )
@@ -114,7 +115,7 @@ def _parameters(operation: Operation, query: Json) -> list[Json]:
     for name, schema in query.get("properties", {}).items():
         parameter = {"name": name, "in": "query", "required": name in query.get("required", [])}
         found.append({**parameter, "schema": _without_null(schema), "description": schema.get("description", "")})
-    if operation.method in ("PATCH", "DELETE") and "{id}" in operation.path:
+    if Stale in operation.problems:
         found.append(
             {
                 "name": "If-Match",
