@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +26,9 @@ from pydantic import (
 
 from warmstart.errors import Invalid
 
+if TYPE_CHECKING:
+    from warmstart.exchange import ExportedMemory, Format, ImportResult
+
 MAX_CONTENT: Final = 8_000
 MAX_TITLE: Final = 200
 MAX_FACTS: Final = 20
@@ -34,6 +38,8 @@ MAX_TAG: Final = 64
 MAX_SOURCE: Final = 200
 MAX_METADATA_BYTES: Final = 4_096
 MAX_METADATA_DEPTH: Final = 31
+#: The one key of `metadata` that is not its user's.
+LINKS_KEY: Final = "warmstart:links"
 MAX_BATCH: Final = 100
 MAX_QUERY: Final = 16_384
 MAX_CURSOR: Final = 512
@@ -98,6 +104,8 @@ def _depth(value: Any, most: int = MAX_METADATA_DEPTH) -> int:
 
 
 def _metadata(value: dict[str, Any]) -> dict[str, Any]:
+    if LINKS_KEY in value:
+        raise ValueError(f"must not have the key {LINKS_KEY!r}: `supersedes` is a field of its own")
     if _depth(value) > MAX_METADATA_DEPTH:
         raise ValueError(f"must be nested at most {MAX_METADATA_DEPTH} levels deep")
     try:
@@ -151,10 +159,18 @@ class NewMemory(Request):
     source: Source = ""
     metadata: Metadata = Field(default_factory=dict)
     occurred_at: Instant | None = Field(None, description="When it happened; now where not given.")
+    supersedes: MemoryId | None = Field(None, description="Id of an outdated memory that this replaces in search.")
 
 
 class Batch(Request):
     memories: Annotated[list[NewMemory], Field(min_length=1, max_length=MAX_BATCH)]
+
+    @model_validator(mode="after")
+    def _each_replaced_once(self) -> Batch:
+        replaced = [new.supersedes for new in self.memories if new.supersedes is not None]
+        if len(replaced) != len(set(replaced)):
+            raise ValueError("two memories can't supersede the same one")
+        return self
 
 
 class MemoryPatch(Request):
@@ -279,6 +295,8 @@ class Memory(Record):
     updated_at: datetime
     deleted_at: datetime | None = None
     expires_at: datetime | None = None
+    supersedes: str | None = Field(None, description="The memory that this one replaces.")
+    superseded_by: str | None = Field(None, description="The memory that replaces this one: search gives that instead.")
 
     @property
     def etag(self) -> str:
@@ -430,6 +448,8 @@ class MemoryAPI(Protocol):
     async def namespaces(self) -> Namespaces: ...
     async def rename_namespace(self, name: str, to: str) -> NamespaceChange: ...
     async def delete_namespace(self, name: str) -> NamespaceChange: ...
+    def export(self, form: Format) -> AsyncIterator[bytes]: ...
+    async def import_memories(self, memories: Sequence[ExportedMemory]) -> ImportResult: ...
     async def health(self) -> Health: ...
 
 

@@ -10,15 +10,16 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
-from warmstart import __version__
+from warmstart import __version__, transfer
 from warmstart.context import assemble, count_tokens_now, entry
 from warmstart.errors import CacheUnavailable, EmbeddingError, Invalid, Migrating, NotFound, TenantAssertion
+from warmstart.exchange import MAX_VERSIONS, ExportedMemory, Format, ImportResult
 from warmstart.memory import (
     Batch,
     BatchItem,
@@ -50,12 +51,14 @@ from warmstart.memory import (
 from warmstart.search import Budget, Outcome
 from warmstart.store import predicates as where
 from warmstart.store.changes import TenantWriter
-from warmstart.store.history import MAX_VERSIONS
 from warmstart.store.history import History as Versions
+from warmstart.store.importing import Importer
+from warmstart.store.links import links_of, split
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Order, Reader, filters_of_list
-from warmstart.store.schema import EDITABLE, Row, as_float32, encode_metadata, now, row_of
+from warmstart.store.schema import EDITABLE, Row, as_float32, now, row_of
 from warmstart.store.table import MIGRATING_RETRY_S
+from warmstart.store.writer import Inserted
 
 if TYPE_CHECKING:
     from warmstart.runtime import Runtime
@@ -77,8 +80,9 @@ def to_version(row: Row) -> Version:
 
 
 def shown(row: Row) -> Row:
+    metadata, linked = split(row["metadata"])
     # importance is kept with seven digits; what was given as 0.1 is answered as 0.1
-    return row | {"metadata": json.loads(row["metadata"]), "importance": round(row["importance"], 6)}
+    return row | {"metadata": metadata, "importance": round(row["importance"], 6)} | linked._asdict()
 
 
 def etag(row: Row) -> str:
@@ -103,7 +107,7 @@ class MemoryService:
         row = row_of(new, self._user_id, now())
         row["embedding"] = await self._vector_in_time(new.content)
         row["embedding_status"] = "queued" if row["embedding"] is None else "ready"
-        [inserted] = await self._runtime.writer.insert([row])
+        [inserted] = await self._insert([row], ["supersedes"])
         if inserted.duplicate:
             self._runtime.metrics.saved("duplicate")
             kept = await self._row(inserted.id)
@@ -115,7 +119,7 @@ class MemoryService:
     async def save_batch(self, batch: Batch) -> BatchResult:
         at = now()
         rows = [row_of(new, self._user_id, at) for new in batch.memories]
-        inserted = await self._runtime.writer.insert(rows)
+        inserted = await self._insert(rows, [f"memories.{i}.supersedes" for i in range(len(rows))])
         for row, answer in zip(rows, inserted, strict=True):
             if not answer.duplicate:
                 self._note(row)
@@ -128,10 +132,13 @@ class MemoryService:
             duplicates=len(rows) - created,
         )
 
+    async def _insert(self, rows: builtins.list[Row], fields: builtins.list[str]) -> builtins.list[Inserted]:
+        if any(links_of(row["metadata"]).supersedes for row in rows):
+            return await self._writer.save(rows, fields)
+        return await self._runtime.writer.insert(rows)
+
     async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory:
         values = patch.changes()
-        if "metadata" in values:
-            values["metadata"] = encode_metadata(values["metadata"])
         if "importance" in values:
             values["importance"] = as_float32(values["importance"])
         row = await self._writer.edit(memory_id, values, if_match, etag)
@@ -145,6 +152,7 @@ class MemoryService:
         if before is None:
             raise NotFound(f"{memory_id} has no version {version}: the last {MAX_VERSIONS} are kept", id=memory_id)
         values = {name: before[name] for name in EDITABLE if name != "namespace"}
+        values["metadata"], _ = split(before["metadata"])
         row = await self._writer.edit(memory_id, values, if_match, etag)
         self._note(row)
         return to_memory(row)
@@ -393,6 +401,18 @@ class MemoryService:
             await self._runtime.cache.pipeline(("SADD", key, *ids), ("EXPIRE", key, CONVERSATION_TTL_S))
         except CacheUnavailable:
             return
+
+    # -- all at once
+
+    def export(self, form: Format) -> AsyncIterator[bytes]:
+        return transfer.export(self._runtime.table, self._user_id, form, self._runtime.transfers)
+
+    async def import_memories(self, memories: Sequence[ExportedMemory]) -> ImportResult:
+        importer = Importer(self._runtime.table, self._runtime.writer, self._user_id)
+        books, transfers = self._runtime.bookkeeping, self._runtime.transfers
+        result = await transfer.import_memories(importer, books, self._user_id, memories, transfers)
+        self._audit("memories.import", self._user_id, {"memories": result.created})
+        return result
 
     # -- state
 

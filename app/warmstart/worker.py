@@ -22,6 +22,7 @@ from warmstart.runtime import Runtime
 from warmstart.store import predicates as where
 from warmstart.store.changes import BackfillWriter, Vector
 from warmstart.store.history import kept_ids
+from warmstart.store.links import links_of
 from warmstart.store.maintenance import MAX_SMALL_FRAGMENTS, TableState
 from warmstart.store.reads import Inspector, Reader
 from warmstart.store.schema import TABLE, Row, now
@@ -178,6 +179,10 @@ class Worker:
             return None
         self._tenant = tenant
         rows = await self._waiting(tenant)
+        if replaced := [row["id"] for row in rows if links_of(row["metadata"]).superseded_by]:
+            # a migration queues every row
+            await self._writes.settle(tenant, replaced)
+            return await self._next_batch()
         return _Batch(tenant, rows) if rows else None
 
     async def _embed(self, batch: _Batch) -> list[list[float] | EmbeddingError]:

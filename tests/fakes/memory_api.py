@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from typing import Any
 
 from warmstart.config import Settings
 from warmstart.errors import Duplicate, Expired, Invalid, NotFound, Stale, Unauthorized
+from warmstart.exchange import SCHEMA, ExportedMemory, Format, ImportResult
 from warmstart.local_cache import LocalCache
 from warmstart.memory import (
     Batch,
@@ -228,6 +230,24 @@ class InMemoryAPI:
         for row in rows:
             await self.delete(row.id)
         return NamespaceChange(name=name, memories=len(rows))
+
+    async def export(self, form: Format) -> AsyncIterator[bytes]:
+        self._raise()
+        header = {"schema": SCHEMA, "exported_at": self._now.isoformat(), "count": len(self.rows)}
+        kept = [
+            row.model_dump(mode="json", exclude_none=True, exclude={"embedding_status"}) for row in self.rows.values()
+        ]
+        if form == "json":
+            yield json.dumps(header | {"memories": kept}).encode()
+        else:
+            yield b"".join(json.dumps(line).encode() + b"\n" for line in [header, *kept])
+
+    async def import_memories(self, memories: Sequence[ExportedMemory]) -> ImportResult:
+        self._raise()
+        fresh = [memory for memory in memories if memory.id not in self.rows]
+        for memory in fresh:
+            self.rows[memory.id] = Memory(**memory.model_dump(), embedding_status="queued")
+        return ImportResult(created=len(fresh), unchanged=len(memories) - len(fresh))
 
     async def health(self) -> Health:
         self._raise()

@@ -23,11 +23,12 @@ from integration.service import App, Tenant
 from integration.test_migrate import no_postgres, quiet
 from ops.vm.datacopy import copy_data
 from warmstart.errors import Migrating, TenantAssertion
+from warmstart.exchange import MAX_VERSIONS
 from warmstart.migrate import Migrator
 from warmstart.store import history, inventory, marker
 from warmstart.store import predicates as where
 from warmstart.store.changes import TenantWriter
-from warmstart.store.history import MAX_VERSIONS, History, kept_ids
+from warmstart.store.history import History, kept_ids
 from warmstart.store.predicates import Predicate
 from warmstart.store.schema import HISTORY, Row
 from warmstart.worker import Worker

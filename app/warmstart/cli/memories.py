@@ -40,6 +40,7 @@ MAX_STDIN_BYTES: Final = (MAX_CONTENT + 1) * 4
 @click.option("--importance", type=float, help="0 to 1; 0.5 where not given.")
 @click.option("--source", help="Who wrote it; cli where not given.")
 @click.option("--metadata", metavar="JSON", help="A JSON object.")
+@click.option("--supersedes", metavar="ID", help="The outdated memory that this replaces in search.")
 @click.option("--occurred-at", metavar="TIME", help="When it happened, ISO 8601; now where not given.")
 @output.json_option
 def save(text: str, as_json: bool, type_: str | None, metadata: str | None, **fields: Any) -> None:
@@ -244,6 +245,8 @@ def _details(memory: Memory) -> list[tuple[str, str]]:
         ("metadata", json.dumps(memory.metadata, ensure_ascii=False) if memory.metadata else ""),
         ("occurred", f"{memory.occurred_at:%Y-%m-%d %H:%M}"),
         ("created", f"{memory.created_at:%Y-%m-%d %H:%M}"),
+        ("supersedes", memory.supersedes or ""),
+        ("superseded by", memory.superseded_by or ""),
         ("vector", memory.embedding_status),
         ("in the trash until", f"{memory.expires_at:%Y-%m-%d %H:%M}" if memory.expires_at else ""),
     ]

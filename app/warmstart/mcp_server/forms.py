@@ -245,6 +245,8 @@ def with_history(memory: Memory, history: History) -> Answer:
 
 def saved(memory: Saved) -> Answer:
     text = f"Already there as {memory.id}." if memory.duplicate else f"Saved as {memory.id}."
+    if memory.superseded_by:
+        text += f" {memory.superseded_by} superseded it."
     return Answer(text=text, structured=SavedForm.model_validate(memory.model_dump()))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from lancedb.query import ColumnOrdering
 from lancedb.table import AsyncTable
 
+from warmstart.exchange import MAX_VERSIONS
 from warmstart.store import predicates as where
 from warmstart.store.history_table import HistoryTable
 from warmstart.store.lock import sync_filesystem
@@ -19,9 +19,6 @@ from warmstart.store.reads import CONTENT_BATCH, check_tenant
 from warmstart.store.repair import mark_synced
 from warmstart.store.schema import EDITABLE, HISTORY, HISTORY_COLUMNS, Row, history_schema
 from warmstart.store.table import Table, translated
-
-#: Earlier texts kept of a memory; the oldest goes. With all of them a memory still fits into one chunk of an import.
-MAX_VERSIONS: Final = 50
 
 
 class History:
@@ -41,7 +38,7 @@ class History:
             filters.append(where.compare("version", "<", before))
         # one more, since the newest may be the present text
         found = await self._rows(lance, filters, limit + 1)
-        return [row for row in found if not _is_present(row, current)][:limit]
+        return newest_first(current, found)[:limit]
 
     async def version(self, memory_id: str, version: int) -> Row | None:
         lance = await self._table.find()
@@ -88,6 +85,11 @@ class History:
         await _sync(self._table, lance)
 
 
+def newest_first(current: Row, versions: Sequence[Row]) -> list[Row]:
+    """The earlier texts among `versions` of the memory that is `current`."""
+    return [v for v in sorted(versions, key=lambda v: -v["version"]) if not _is_present(v, current)]
+
+
 def _is_present(version: Row, current: Row) -> bool:
     """Whether a version was kept for an edit that never came."""
     if version["updated_at"] >= current["updated_at"]:
@@ -105,6 +107,15 @@ async def remove(table: HistoryTable, ids: Sequence[str], user_id: str | None = 
     await lance.checkout_latest()  # type: ignore[no-untyped-call]
     if await lance.count_rows(rows.sql):  # a delete of nothing makes a version all the same
         await lance.delete(rows.sql)
+
+
+async def replace(table: HistoryTable, ids: Sequence[str], versions: Sequence[Row]) -> None:
+    """`versions` as all the history of memories that are about to be made; on the disk for good when this returns."""
+    await remove(table, ids)  # of an import that was cut off here
+    if versions:
+        lance = await table.make()
+        await lance.add(pa.Table.from_pylist(list(versions), schema=history_schema()))
+        await _sync(table, lance)
 
 
 async def kept_ids(table: HistoryTable) -> AsyncIterator[list[str]]:

@@ -101,6 +101,10 @@ def has_all(column: str, values: Sequence[str]) -> Predicate:
     return Predicate(f"array_has_all({_column(column)}, {literal(list(values))})")
 
 
+def starts_with(column: str, prefix: str) -> Predicate:
+    return Predicate(f"starts_with({_column(column)}, {literal(prefix)})")
+
+
 def is_null(column: str) -> Predicate:
     return Predicate(f"{_column(column)} IS NULL")
 

@@ -216,6 +216,13 @@ class Reader:
             )
         return {row["id"]: row for row in self._checked(rows).to_pylist()}
 
+    async def some(self, filters: Sequence[Predicate]) -> list[Row]:
+        """Every row that matches, for filters that few do."""
+        with translated("read"):
+            rows = await self._lance.query().where(self._where(filters)).select(SHOWN).to_arrow()
+        found: list[Row] = self._checked(rows).to_pylist()
+        return found
+
     async def page(
         self, filters: Sequence[Predicate], order: Order, after: tuple[Any, ...] | None, limit: int
     ) -> list[Row]:
@@ -343,6 +350,15 @@ class Inspector:
     async def existing(self, ids: Sequence[str]) -> set[str]:
         with translated("read"):
             rows = await self._lance.query().where(where.one_of("id", ids).sql).select(["id"]).to_arrow()
+        return set(rows["id"].to_pylist())
+
+    async def of_others(self, ids: Sequence[str], user_id: str) -> set[str]:
+        """Those of `ids` that are not free for `user_id`: ids are unique over all tenants."""
+        if not ids:
+            return set()
+        foreign = where.one_of("id", ids) & where.none_of("user_id", [user_id])
+        with translated("read"):
+            rows = await self._lance.query().where(foreign.sql).select(["id"]).to_arrow()
         return set(rows["id"].to_pylist())
 
     async def expired_ids(self, at: datetime, limit: int) -> list[str]:

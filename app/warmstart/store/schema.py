@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from datetime import UTC, datetime
@@ -15,6 +14,8 @@ import pyarrow as pa
 
 from warmstart.config import Space
 from warmstart.memory import MAX_TITLE, NewMemory
+from warmstart.store import links
+from warmstart.store.links import Links, links_of
 from warmstart.store.stop_words import STOP_WORDS
 from warmstart.terms import search_text
 
@@ -128,22 +129,17 @@ def title_of(content: str) -> str:
 
 
 def derived(row: Row) -> dict[str, str]:
-    """The columns that follow from the others."""
-    return {
-        "content_hash": content_hash(row["content"]),
-        "search_text": search_text(
-            row["title"], row["content"], row["facts"], row["tags"], row["entities"], row["type"]
-        ),
-    }
+    """The columns that follow from the others; what another memory replaces has nothing to be found by."""
+    hashed = content_hash(row["content"])
+    if links_of(row["metadata"]).superseded_by is not None:
+        return {"content_hash": hashed, "search_text": ""}
+    text = search_text(row["title"], row["content"], row["facts"], row["tags"], row["entities"], row["type"])
+    return {"content_hash": hashed, "search_text": text}
 
 
 def as_float32(value: float) -> float:
     """`value` as the table keeps it, so that what is compared is what is stored."""
     return float(np.float32(value))
-
-
-def encode_metadata(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def row_of(new: NewMemory, user_id: str, at: datetime) -> Row:
@@ -160,7 +156,7 @@ def row_of(new: NewMemory, user_id: str, at: datetime) -> Row:
         "entities": list(new.entities),
         "importance": as_float32(new.importance),
         "source": new.source,
-        "metadata": encode_metadata(new.metadata),
+        "metadata": links.join(new.metadata, Links(supersedes=new.supersedes)),
         "embedding": None,
         "embedding_status": "queued",
         "occurred_at": new.occurred_at or at,

@@ -56,6 +56,7 @@ class Table:
     ) -> None:
         self.uri = uri
         self.lance = lance
+        self._connection = connection
         self.history = HistoryTable(connection, self.directory)
         self.lock = lock
         self.space = space
@@ -70,6 +71,13 @@ class Table:
     @property
     def directory(self) -> Path | None:
         return local_directory(self.uri)
+
+    async def pinned(self) -> AsyncTable:
+        """A handle that stays at the newest version there is now."""
+        version = await self.lance.version()
+        pinned = await self._connection.open_table(TABLE)
+        await pinned.checkout(version)
+        return pinned
 
     async def refresh(self) -> None:
         """Learn what a migrator, another process, did meanwhile. Costs two `stat` where that is nothing."""
