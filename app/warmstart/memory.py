@@ -149,17 +149,17 @@ class Request(BaseModel):
 
 class NewMemory(Request):
     content: Content = Field(description="What to remember, 1 to 8,000 characters. One fact, decision or gotcha each.")
-    title: Title | None = Field(None, description="Short title; the first line is taken where none is given.")
-    namespace: Namespace = Field(DEFAULT_NAMESPACE, description="Project or topic this belongs to.")
+    title: Title | None = Field(None, description="The first line where not given.")
+    namespace: Namespace = Field(DEFAULT_NAMESPACE, description="Project or topic.")
     type: MemoryType = "fact"
     facts: Facts = Field(default_factory=list, description="Short bullets that stand on their own.")
     tags: Tags = Field(default_factory=list)
-    entities: Tags = Field(default_factory=list, description="Names of people, services, files, functions.")
+    entities: Tags = Field(default_factory=list, description="People, services, files, functions.")
     importance: Importance = 0.5
     source: Source = ""
     metadata: Metadata = Field(default_factory=dict)
     occurred_at: Instant | None = Field(None, description="When it happened; now where not given.")
-    supersedes: MemoryId | None = Field(None, description="Id of an outdated memory that this replaces in search.")
+    supersedes: MemoryId | None = Field(None, description="Outdated memory it replaces.")
 
 
 class Batch(Request):

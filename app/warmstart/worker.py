@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -20,7 +21,7 @@ import structlog
 from warmstart.errors import BookkeepingUnavailable, EmbeddingError, WarmstartError
 from warmstart.runtime import Runtime
 from warmstart.store import predicates as where
-from warmstart.store.changes import BackfillWriter, Vector
+from warmstart.store.changes import BackfillWriter, TenantWriter, Vector
 from warmstart.store.history import kept_ids
 from warmstart.store.links import links_of
 from warmstart.store.maintenance import MAX_SMALL_FRAGMENTS, TableState
@@ -45,6 +46,9 @@ COMPACT_CHECK_S: Final = 5.0
 RECONCILE_CHECK_S: Final = 5.0
 RECONCILE_S: Final = 3_600.0
 ORPHANS_S: Final = 86_400.0
+LINKS_S: Final = 3_600.0
+#: Memories whose replacement seems gone; no more are dealt with at once.
+MAX_SUSPECTS: Final = 1_000
 PURGE_S: Final = 3_600.0
 
 
@@ -80,6 +84,7 @@ class Worker:
         self._uncompacted_since: float | None = None
         self._reconciled_at = float("-inf")
         self._reconciled_up_since: datetime | None = None
+        self._suspects: dict[str, tuple[str, str]] = {}
         self._migrating = False
 
     @property
@@ -97,6 +102,7 @@ class Worker:
                 ("reconcile", RECONCILE_CHECK_S, self.reconcile_if_due),
                 ("orphans", ORPHANS_S, self._runtime.maintenance.remove_orphans),
                 ("history", ORPHANS_S, self.remove_history_of_nothing),
+                ("links", LINKS_S, self.release_from_nothing),
                 ("purge", PURGE_S, self._runtime.bookkeeping.purge),
             ):
                 jobs.create_task(self._every(name, every_s, job))
@@ -279,6 +285,28 @@ class Worker:
         if removed:
             log.info("worker.history.removed", memories=removed)
         return removed
+
+    async def release_from_nothing(self) -> int:
+        """An older release removes a memory and leaves hidden what that replaced; how many were found again.
+
+        Seen twice, an hour apart: an import may still bring what replaces them.
+        """
+        suspects: dict[str, tuple[str, str]] = {}
+        async for rows in self._inspector.replaced():
+            by = {memory_id: links_of(metadata).superseded_by or "" for memory_id, _, metadata in rows}
+            active = await self._inspector.existing(sorted(set(by.values())), where.active())
+            suspects |= {i: (user_id, by[i]) for i, user_id, _ in rows if by[i] not in active}
+        by_tenant: dict[str, dict[str, str]] = {}
+        for memory_id in suspects.keys() & self._suspects.keys():
+            user_id, by_id = suspects[memory_id]
+            by_tenant.setdefault(user_id, {})[memory_id] = by_id
+        self._suspects = dict(islice(suspects.items(), MAX_SUSPECTS))
+        released = 0
+        trash = timedelta(days=self._settings.trash_days)
+        for user_id, replaced in by_tenant.items():
+            writer = TenantWriter(self._runtime.table, self._runtime.writer, user_id, trash)
+            released += await writer.release_from(replaced)
+        return released
 
     # -- the table
 

@@ -238,7 +238,8 @@ class InMemoryAPI:
             row.model_dump(mode="json", exclude_none=True, exclude={"embedding_status"}) for row in self.rows.values()
         ]
         if form == "json":
-            yield json.dumps(header | {"memories": kept}).encode()
+            lines = ",\n".join(map(json.dumps, kept)) + "\n" if kept else ""
+            yield f'{json.dumps(header)[:-1]},"memories":[\n{lines}]}}\n'.encode()
         else:
             yield b"".join(json.dumps(line).encode() + b"\n" for line in [header, *kept])
 

@@ -172,6 +172,18 @@ async def _queue_all(app: App) -> None:
     )
 
 
+@service
+async def test_what_an_older_release_left_hidden_is_found_again(app: App, alice: Tenant) -> None:
+    old = await alice.save("delta was old")
+    new = await alice.save("delta is new", supersedes=old["id"])
+    kept = await alice.save("delta stays", supersedes=(await alice.save("delta before"))["id"])
+    await app.runtime.table.lance.delete(where.equals("id", new["id"]).sql)  # as one would that knows no links
+    worker = Worker(app.runtime)
+    assert [await worker.release_from_nothing() for _ in range(3)] == [0, 1, 0]
+    await app.embed_all()
+    assert set(await alice.found("delta")) == {old["id"], kept["id"]}
+
+
 # -- whatever is done in whatever order
 
 

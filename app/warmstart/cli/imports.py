@@ -27,10 +27,10 @@ class _Target(Request):
 @click.option("--dry-run", is_flag=True, help="Read, count, and write nothing.")
 @output.json_option
 def import_(path: Path, source: str, namespace: str | None, dry_run: bool, as_json: bool) -> None:
-    """Bring memories in: an export of Warmstart, or what another memory keeps.
+    """Bring memories in.
 
-    An export comes back as it was: ids, times, trash, earlier versions. Running an import again makes nothing twice, so
-    one that was cut off is run again.
+    From an export of Warmstart, or from what another memory keeps. An export comes back as it was: ids, times, trash,
+    earlier versions. Running an import again makes nothing twice, so one that was cut off is run again.
     """
     if source == OWN:
         if namespace is not None:

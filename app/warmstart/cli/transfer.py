@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
@@ -37,9 +37,9 @@ T = TypeVar("T")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @output.json_option
 def export(file: Path, form: Format | None, force: bool, as_json: bool) -> None:
-    """Write everything to a file: active memories, the trash, earlier versions.
+    """Write all memories to a file.
 
-    Without FILE, to stdout. docs/export.schema.json describes the format.
+    The trash and earlier versions, too. Without FILE, to stdout. docs/export.schema.json describes the format.
     """
     form = form or ("json" if file.suffix == ".json" else "ndjson")
     if str(file) == _STDIO:
@@ -106,7 +106,7 @@ def _placed(path: Path) -> Iterator[BinaryIO]:
 
 def import_own(file: Path, *, dry_run: bool, as_json: bool) -> None:
     """An export of Warmstart's. What is there already is passed over, so that it can be run again."""
-    with open(0, "rb", closefd=False) if str(file) == _STDIO else file.open("rb") as source:
+    with nullcontext(sys.stdin.buffer) if str(file) == _STDIO else file.open("rb") as source:
         opened = own.read(source)
         if dry_run:
             for _ in opened.chunks:

@@ -15,7 +15,7 @@ from warmstart.importers.markdown import files, front_matter, prose, read_text
 _ITEM: Final = re.compile(r"\s*[-*+]\s+(.*)")
 #: `[category] text #tag (context)`; a check box or a time in the brackets is none.
 _OBSERVATION: Final = re.compile(r"\[([^\[\]()]+)\]\s+(.+)")
-_NO_CATEGORY: Final = re.compile(r"[xX]|\W|\d{1,3}:\d{2}(:\d{2})?([.,]\d{1,3})?( - .*)?")
+_NO_CATEGORY: Final = re.compile(r"[xX]?|\W|\d{1,3}:\d{2}(:\d{2})?([.,]\d{1,3})?( - .*)?")
 _RELATION: Final = re.compile(r"(\"[^\"]+\"|'[^']+'|\S+)\s+\[\[([^\[\]]+)\]\]\s*(\(.*\))?\s*")
 _LINK: Final = re.compile(r"\[\[([^\[\]]+)\]\]")
 _TAG: Final = re.compile(r"(?:^|\s)#([^\s#]+)")

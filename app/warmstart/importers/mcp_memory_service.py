@@ -13,6 +13,7 @@ import ijson
 
 from warmstart.errors import Invalid
 from warmstart.importers.items import Item, Report, instant, slug
+from warmstart.importers.own import fault
 
 _SQLITE: Final = b"SQLite format 3\x00"
 _BATCH: Final = 200
@@ -94,6 +95,6 @@ def _of_json(path: Path) -> Iterator[dict[str, Any]]:
                 some = True
                 yield row if isinstance(row, dict) else {}
     except (ijson.JSONError, UnicodeDecodeError) as error:
-        raise Invalid(f"{path} can't be read as an export of mcp-memory-service: {str(error)[:100]}") from None
+        raise Invalid(f"{path} can't be read as an export of mcp-memory-service: {fault(error)}") from None
     if not some:
         raise Invalid(f"{path} has no memories: expected {{'export_metadata': …, 'memories': […]}}")

@@ -54,6 +54,11 @@ def read(file: BinaryIO) -> Opened:
     return Opened(count, _chunks(memories, count))
 
 
+def fault(error: Exception) -> str:
+    """The parser's message on one line, without its picture of the place."""
+    return " ".join(str(error).split("\n")[0].split())[:100]
+
+
 def count_in(head: bytes) -> int:
     """How many memories an export has, by its first line."""
     text = head if head.endswith(b"}") else head.removesuffix(b'"memories":[').rstrip(b",") + b"}"
@@ -88,7 +93,7 @@ def _memories(file: _Rewound) -> tuple[int, Iterator[tuple[int, bytes]]]:
             if prefix and "." not in prefix and event in ("string", "number"):
                 head[prefix] = value
     except (ijson.JSONError, UnicodeDecodeError) as error:
-        raise Invalid(f"can't be read as JSON ({str(error)[:100]}): {_USE}") from None
+        raise Invalid(f"can't be read as JSON ({fault(error)}): {_USE}") from None
     count = _header(head).count
 
     def lines() -> Iterator[tuple[int, bytes]]:
@@ -97,7 +102,7 @@ def _memories(file: _Rewound) -> tuple[int, Iterator[tuple[int, bytes]]]:
             for memory in ijson.items(chain([opening], events), "memories.item"):
                 yield 0, json.dumps(memory, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         except (ijson.JSONError, UnicodeDecodeError) as error:
-            raise Invalid(f"the file is damaged or was cut short: {str(error)[:100]}") from None
+            raise Invalid(f"the file is damaged or was cut short: {fault(error)}") from None
 
     return count, lines()
 

@@ -36,7 +36,7 @@ class OneMemory(Request):
 
 
 class Get(OneMemory):
-    history: bool = Field(False, description="With its earlier texts.")
+    history: bool = False
 
 
 class Update(MemoryPatch):

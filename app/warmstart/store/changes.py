@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from warmstart.errors import Conflict, Duplicate, Expired, NotFound, Stale
 from warmstart.store import predicates as where
 from warmstart.store.history import History, remove
-from warmstart.store.links import HIDDEN, LINKED, join, links_of
+from warmstart.store.links import HIDDEN, LINKED, NONE, join, links_of
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Inspector, Reader, check_tenant
 from warmstart.store.schema import Row, derived, now, schema, title_of
@@ -56,6 +56,19 @@ class TenantWriter:
             await superseding.carry_out(plan)
             return inserted
 
+        return await self._writer.change(run, {self._user_id: touched})
+
+    async def release_from(self, replaced: Mapping[str, str]) -> int:
+        """Rows (id → what replaces it) whose replacement an older release removed are found again; how many."""
+
+        async def run() -> int:
+            active = await self._reader.rows(sorted(set(replaced.values())), [where.active()])
+            rows = await self._reader.rows(sorted(replaced))
+            leaving = {by: NONE for by in replaced.values() if by not in active}
+            await self._superseding(touched).relink(rows, leaving)
+            return len(touched)
+
+        touched: list[str] = []
         return await self._writer.change(run, {self._user_id: touched})
 
     def _superseding(self, touched: list[str]) -> Superseding:

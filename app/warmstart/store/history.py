@@ -75,13 +75,9 @@ class History:
             kept |= {"memory_id": row["id"], "version": version}
             await lance.add(pa.Table.from_pylist([kept], schema=history_schema()))
             if version > MAX_VERSIONS:
-                await lance.delete(
-                    where.all_of([
-                        where.tenant(self._user_id),
-                        where.equals("memory_id", row["id"]),
-                        where.compare("version", "<=", version - MAX_VERSIONS),
-                    ]).sql
-                )  # fmt: skip
+                mine = where.tenant(self._user_id) & where.equals("memory_id", row["id"])
+                oldest = mine & where.compare("version", "<=", version - MAX_VERSIONS)
+                await lance.delete(oldest.sql)
         await _sync(self._table, lance)
 
 

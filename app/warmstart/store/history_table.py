@@ -15,6 +15,7 @@ from lancedb.index import BTree
 from lancedb.table import AsyncTable
 
 from warmstart.errors import StoreUnavailable
+from warmstart.store import predicates as where
 from warmstart.store.repair import (
     drop_damaged_indices,
     go_back_to_whole_version,
@@ -67,7 +68,7 @@ class HistoryTable:
         lance = await self.find()
         if lance is None or self.directory is None:
             return
-        await lance.count_rows("version > 0")
+        await lance.count_rows(where.compare("version", ">", 0).sql)
         if has_damaged_index(self.directory, HISTORY):
             await drop_damaged_indices(lance)
         await _ensure_index(lance)

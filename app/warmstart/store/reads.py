@@ -15,6 +15,7 @@ from lancedb.query import ColumnOrdering, MatchQuery
 from warmstart.errors import TenantAssertion
 from warmstart.memory import ListRequest, SearchRequest
 from warmstart.store import predicates as where
+from warmstart.store.links import HIDDEN
 from warmstart.store.predicates import Predicate
 from warmstart.store.schema import SHOWN, Row
 from warmstart.store.table import Table, translated
@@ -347,10 +348,19 @@ class Inspector:
         with translated("count"):
             return int(await self._lance.count_rows(where.all_of(list(filters)).sql if filters else None))
 
-    async def existing(self, ids: Sequence[str]) -> set[str]:
+    async def existing(self, ids: Sequence[str], *filters: Predicate) -> set[str]:
         with translated("read"):
-            rows = await self._lance.query().where(where.one_of("id", ids).sql).select(["id"]).to_arrow()
+            wanted = where.all_of([where.one_of("id", ids), *filters])
+            rows = await self._lance.query().where(wanted.sql).select(["id"]).to_arrow()
         return set(rows["id"].to_pylist())
+
+    async def replaced(self) -> AsyncIterator[list[tuple[str, str, str]]]:
+        """(id, user_id, metadata) of every row that another replaces, in batches."""
+        with translated("read"):
+            query = self._lance.query().where(where.starts_with("metadata", HIDDEN).sql)
+            batches = await query.select(["id", "user_id", "metadata"]).to_batches(max_batch_length=CONTENT_BATCH)
+            async for batch in batches:
+                yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
     async def of_others(self, ids: Sequence[str], user_id: str) -> set[str]:
         """Those of `ids` that are not free for `user_id`: ids are unique over all tenants."""
