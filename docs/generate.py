@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from warmstart.config import SECRETS, Settings
 from warmstart.errors import PROBLEM_BASE, Invalid, NotFound, Problem, RateLimited, Stale, TenantAssertion
+from warmstart.exchange import json_schema
 from warmstart.mcp_server import forms
 from warmstart.mcp_server.forms import Answer, plain
 from warmstart.mcp_server.tools import TOOLS, MemoryTool
@@ -228,7 +229,13 @@ def mcp() -> str:
     )
 
 
-PAGES: Final[dict[str, Callable[[], str]]] = {"settings.md": settings, "mcp.md": mcp}
+def export_schema() -> str:
+    return json.dumps(json_schema(), ensure_ascii=False, indent=2)
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "settings.md": settings, "mcp.md": mcp, "export.schema.json": export_schema,
+}  # fmt: skip
 
 
 def pages() -> dict[Path, str]:

@@ -7,6 +7,7 @@ nothing of the server is imported here.
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from ipaddress import ip_address
 from types import TracebackType
@@ -17,6 +18,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from warmstart.errors import PROBLEM_BASE, PROBLEMS, Problem, ServerUnreachable, Unauthorized
+from warmstart.exchange import ExportedMemory, Format, ImportResult, lines_of
 from warmstart.memory import (
     Batch,
     BatchResult,
@@ -25,6 +27,8 @@ from warmstart.memory import (
     Counts,
     EventResult,
     Health,
+    History,
+    HistoryRequest,
     ListRequest,
     Memory,
     MemoryPatch,
@@ -129,6 +133,14 @@ class MemoryClient:
     async def restore(self, memory_id: str) -> Memory:
         return _read(Memory, await self._send("POST", _path("memories", memory_id, "restore")), self.url)
 
+    async def history(self, memory_id: str, request: HistoryRequest) -> History:
+        return await self._get(_path("memories", memory_id, "history"), History, request)
+
+    async def restore_version(self, memory_id: str, version: int, if_match: str | None = None) -> Memory:
+        headers = {"If-Match": if_match} if if_match else {}
+        path = _path("memories", memory_id, "history", str(version), "restore")
+        return _read(Memory, await self._send("POST", path, headers=headers), self.url)
+
     async def counts(self) -> Counts:
         return await self._get("/v1/memories/counts", Counts)
 
@@ -141,6 +153,30 @@ class MemoryClient:
 
     async def delete_namespace(self, name: str) -> NamespaceChange:
         return _read(NamespaceChange, await self._send("DELETE", _path("namespaces", name)), self.url)
+
+    async def export(self, form: Format) -> AsyncIterator[bytes]:
+        request = self._http.build_request("GET", "/v1/export", params={"format": form})
+        try:
+            response = await self._http.send(request, stream=True)
+            try:
+                if not response.is_success:
+                    await response.aread()
+                    raise _problem(response, self.url)
+                async for chunk in response.aiter_bytes():
+                    yield chunk
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            raise self._unreachable(error, repeatable=True) from error
+
+    async def import_memories(self, memories: Sequence[ExportedMemory]) -> ImportResult:
+        return await self.import_lines(lines_of(memories))
+
+    async def import_lines(self, lines: bytes) -> ImportResult:
+        """Lines of an NDJSON export, at most MAX_CHUNK bytes; sending them again changes nothing."""
+        headers = {"Content-Type": "application/x-ndjson"}
+        answer = await self._send("POST", "/v1/import", content=lines, headers=headers, repeatable=True)
+        return _read(ImportResult, answer, self.url)
 
     async def health(self) -> Health:
         return await self._get("/v1/health", Health)
@@ -160,10 +196,10 @@ class MemoryClient:
         *,
         params: dict[str, Any] | None = None,
         body: BaseModel | None = None,
+        content: bytes | None = None,
         headers: dict[str, str] | None = None,
         repeatable: bool = False,
     ) -> httpx.Response:
-        content = None
         if body is not None:
             content = body.model_dump_json(exclude_unset=True).encode()
             headers = {**(headers or {}), "Content-Type": "application/json"}

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +26,9 @@ from pydantic import (
 
 from warmstart.errors import Invalid
 
+if TYPE_CHECKING:
+    from warmstart.exchange import ExportedMemory, Format, ImportResult
+
 MAX_CONTENT: Final = 8_000
 MAX_TITLE: Final = 200
 MAX_FACTS: Final = 20
@@ -34,6 +38,8 @@ MAX_TAG: Final = 64
 MAX_SOURCE: Final = 200
 MAX_METADATA_BYTES: Final = 4_096
 MAX_METADATA_DEPTH: Final = 31
+#: The one key of `metadata` that is not its user's.
+LINKS_KEY: Final = "warmstart:links"
 MAX_BATCH: Final = 100
 MAX_QUERY: Final = 16_384
 MAX_TURNS: Final = 1_000
@@ -101,6 +107,8 @@ def _depth(value: Any, most: int = MAX_METADATA_DEPTH) -> int:
 
 
 def _metadata(value: dict[str, Any]) -> dict[str, Any]:
+    if LINKS_KEY in value:
+        raise ValueError(f"must not have the key {LINKS_KEY!r}: `supersedes` is a field of its own")
     if _depth(value) > MAX_METADATA_DEPTH:
         raise ValueError(f"must be nested at most {MAX_METADATA_DEPTH} levels deep")
     try:
@@ -147,20 +155,28 @@ class Request(BaseModel):
 
 class NewMemory(Request):
     content: Content = Field(description="What to remember, 1 to 8,000 characters. One fact, decision or gotcha each.")
-    title: Title | None = Field(None, description="Short title; the first line is taken where none is given.")
-    namespace: Namespace = Field(DEFAULT_NAMESPACE, description="Project or topic this belongs to.")
+    title: Title | None = Field(None, description="The first line where not given.")
+    namespace: Namespace = Field(DEFAULT_NAMESPACE, description="Project or topic.")
     type: MemoryType = "fact"
     facts: Facts = Field(default_factory=list, description="Short bullets that stand on their own.")
     tags: Tags = Field(default_factory=list)
-    entities: Tags = Field(default_factory=list, description="Names of people, services, files, functions.")
+    entities: Tags = Field(default_factory=list, description="People, services, files, functions.")
     importance: Importance = 0.5
     source: Source = ""
     metadata: Metadata = Field(default_factory=dict)
     occurred_at: Instant | None = Field(None, description="When it happened; now where not given.")
+    supersedes: MemoryId | None = Field(None, description="Outdated memory it replaces.")
 
 
 class Batch(Request):
     memories: Annotated[list[NewMemory], Field(min_length=1, max_length=MAX_BATCH)]
+
+    @model_validator(mode="after")
+    def _each_replaced_once(self) -> Batch:
+        replaced = [new.supersedes for new in self.memories if new.supersedes is not None]
+        if len(replaced) != len(set(replaced)):
+            raise ValueError("two memories can't supersede the same one")
+        return self
 
 
 class MemoryPatch(Request):
@@ -289,6 +305,11 @@ class NewEvent(Request):
     conversation_id: Annotated[str, Field(min_length=1, max_length=200), Storable] | None = None
 
 
+class HistoryRequest(Request):
+    limit: PageLimit = DEFAULT_PAGE
+    cursor: Cursor | None = None
+
+
 class RenameNamespace(Request):
     name: Namespace
 
@@ -318,10 +339,36 @@ class Memory(Record):
     updated_at: datetime
     deleted_at: datetime | None = None
     expires_at: datetime | None = None
+    supersedes: str | None = Field(None, description="The memory that this one replaces.")
+    superseded_by: str | None = Field(None, description="The memory that replaces this one: search gives that instead.")
 
     @property
     def etag(self) -> str:
         return f'"{int(self.updated_at.timestamp() * 1_000_000):x}"'
+
+
+class Version(Record):
+    """What a memory was, from `updated_at` until an edit."""
+
+    version: int = Field(description="Counts from 1, the oldest.")
+    namespace: str
+    type: str
+    title: str
+    content: str
+    facts: list[str]
+    tags: list[str]
+    entities: list[str]
+    importance: float
+    source: str
+    metadata: dict[str, Any]
+    content_hash: str
+    occurred_at: datetime
+    updated_at: datetime
+
+
+class History(Record):
+    versions: list[Version] = Field(description="Newest first; the memory as it is now is not among them.")
+    next_cursor: str | None = None
 
 
 class Saved(Memory):
@@ -446,10 +493,14 @@ class MemoryAPI(Protocol):
     async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory: ...
     async def delete(self, memory_id: str, *, hard: bool = False, if_match: str | None = None) -> None: ...
     async def restore(self, memory_id: str) -> Memory: ...
+    async def history(self, memory_id: str, request: HistoryRequest) -> History: ...
+    async def restore_version(self, memory_id: str, version: int, if_match: str | None = None) -> Memory: ...
     async def counts(self) -> Counts: ...
     async def namespaces(self) -> Namespaces: ...
     async def rename_namespace(self, name: str, to: str) -> NamespaceChange: ...
     async def delete_namespace(self, name: str) -> NamespaceChange: ...
+    def export(self, form: Format) -> AsyncIterator[bytes]: ...
+    async def import_memories(self, memories: Sequence[ExportedMemory]) -> ImportResult: ...
     async def health(self) -> Health: ...
 
 

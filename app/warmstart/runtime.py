@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -23,6 +23,7 @@ from warmstart.store.bookkeeping import Bookkeeping
 from warmstart.store.maintenance import Maintenance
 from warmstart.store.table import Table, open_table, translated
 from warmstart.store.writer import Writer
+from warmstart.transfer import Transfers
 from warmstart.upstash import Cache, open_cache
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,7 @@ class Runtime:
     bookkeeping: Bookkeeping
     keys: KeyRing
     limiter: RateLimiter
+    transfers: Transfers = field(default_factory=Transfers)
 
     def service(self, user_id: str) -> MemoryService:
         return MemoryService(self, user_id)

@@ -8,17 +8,19 @@ import binascii
 import builtins
 import hashlib
 import json
+import re
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from warmstart import __version__
+from warmstart import __version__, transfer
 from warmstart.context import assemble, count_tokens_now, entry
 from warmstart.errors import EmbeddingError, Invalid, Migrating, NotFound, TenantAssertion
 from warmstart.events import Events
+from warmstart.exchange import MAX_VERSIONS, ExportedMemory, Format, ImportResult
 from warmstart.fusion import Ranked
 from warmstart.given import Given, is_block
 from warmstart.giving import DEPTH_FACTOR, choose
@@ -32,6 +34,8 @@ from warmstart.memory import (
     DependencyHealth,
     EventResult,
     Health,
+    History,
+    HistoryRequest,
     Hit,
     ListRequest,
     Memory,
@@ -48,14 +52,19 @@ from warmstart.memory import (
     Saved,
     SearchRequest,
     SearchResult,
+    Version,
 )
 from warmstart.search import Budget, Outcome
 from warmstart.store import predicates as where
 from warmstart.store.changes import TenantWriter
+from warmstart.store.history import History as Versions
+from warmstart.store.importing import Importer
+from warmstart.store.links import links_of, split
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Order, Reader, filters_of_list
-from warmstart.store.schema import Row, as_float32, encode_metadata, now, row_of
+from warmstart.store.schema import EDITABLE, Row, as_float32, now, row_of
 from warmstart.store.table import MIGRATING_RETRY_S
+from warmstart.store.writer import Inserted
 
 if TYPE_CHECKING:
     from warmstart.runtime import Runtime
@@ -66,9 +75,17 @@ T = TypeVar("T")
 
 
 def to_memory(row: Row) -> Memory:
+    return Memory.model_validate(shown(row))
+
+
+def to_version(row: Row) -> Version:
+    return Version.model_validate(shown(row))
+
+
+def shown(row: Row) -> Row:
+    metadata, linked = split(row["metadata"])
     # importance is kept with seven digits; what was given as 0.1 is answered as 0.1
-    shown = {"metadata": json.loads(row["metadata"]), "importance": round(row["importance"], 6)}
-    return Memory.model_validate(row | shown)
+    return row | {"metadata": metadata, "importance": round(row["importance"], 6)} | linked._asdict()
 
 
 def etag(row: Row) -> str:
@@ -84,6 +101,7 @@ class MemoryService:
         self._user_id = user_id
         self._reader = Reader(runtime.table, user_id)
         self._given = Given(runtime.cache, user_id)
+        self._history = Versions(runtime.table, user_id)
         trash = timedelta(days=runtime.settings.trash_days)
         self._writer = TenantWriter(runtime.table, runtime.writer, user_id, trash)
 
@@ -97,7 +115,7 @@ class MemoryService:
         row = row_of(new, self._user_id, now())
         row["embedding"] = await self._vector_in_time(new.content)
         row["embedding_status"] = "queued" if row["embedding"] is None else "ready"
-        [inserted] = await self._runtime.writer.insert([row])
+        [inserted] = await self._insert([row], ["supersedes"])
         if inserted.duplicate:
             self._runtime.metrics.saved("duplicate")
             kept = await self._row(inserted.id)
@@ -109,10 +127,10 @@ class MemoryService:
     async def save_batch(self, batch: Batch) -> BatchResult:
         at = now()
         given_back = await self._given_back(batch.memories)
-        rows = [
-            row_of(new, self._user_id, at) for new, known in zip(batch.memories, given_back, strict=True) if not known
-        ]
-        inserted = iter(await self._runtime.writer.insert(rows) if rows else ())
+        places = [place for place, known in enumerate(given_back) if known is None]
+        rows = [row_of(batch.memories[place], self._user_id, at) for place in places]
+        fields = [f"memories.{place}.supersedes" for place in places]
+        inserted = iter(await self._insert(rows, fields) if rows else ())
         fresh = iter(rows)
         results = []
         for known in given_back:
@@ -144,12 +162,27 @@ class MemoryService:
                 )
         return [to_memory(rows[i]) if i in rows else None for i in ids]
 
+    async def _insert(self, rows: builtins.list[Row], fields: builtins.list[str]) -> builtins.list[Inserted]:
+        if any(links_of(row["metadata"]).supersedes for row in rows):
+            return await self._writer.save(rows, fields)
+        return await self._runtime.writer.insert(rows)
+
     async def update(self, memory_id: str, patch: MemoryPatch, if_match: str | None = None) -> Memory:
         values = patch.changes()
-        if "metadata" in values:
-            values["metadata"] = encode_metadata(values["metadata"])
         if "importance" in values:
             values["importance"] = as_float32(values["importance"])
+        row = await self._writer.edit(memory_id, values, if_match, etag)
+        self._note(row)
+        return to_memory(row)
+
+    async def restore_version(self, memory_id: str, version: int, if_match: str | None = None) -> Memory:
+        """An edit to what the memory was then; it stays in the namespace it is in."""
+        await self._row(memory_id)
+        before = await self._history.version(memory_id, version)
+        if before is None:
+            raise NotFound(f"{memory_id} has no version {version}: the last {MAX_VERSIONS} are kept", id=memory_id)
+        values = {name: before[name] for name in EDITABLE if name != "namespace"}
+        values["metadata"], _ = split(before["metadata"])
         row = await self._writer.edit(memory_id, values, if_match, etag)
         self._note(row)
         return to_memory(row)
@@ -201,6 +234,16 @@ class MemoryService:
 
     async def get(self, memory_id: str) -> Memory:
         return to_memory(await self._row(memory_id))
+
+    async def history(self, memory_id: str, request: HistoryRequest) -> History:
+        current = await self._row(memory_id)
+        before = _decode_version(request.cursor) if request.cursor else None
+        rows = await self._history.page(current, before, request.limit + 1)
+        more = len(rows) > request.limit
+        rows = rows[: request.limit]
+        return History(
+            versions=[to_version(row) for row in rows], next_cursor=str(rows[-1]["version"]) if more else None
+        )
 
     async def _row(self, memory_id: str) -> Row:
         (row, partial) = await self._told(self._one(memory_id))
@@ -381,6 +424,18 @@ class MemoryService:
         )  # fmt: skip
         return await events.receive(event, retrieve=retrieve)
 
+    # -- all at once
+
+    def export(self, form: Format) -> AsyncIterator[bytes]:
+        return transfer.export(self._runtime.table, self._user_id, form, self._runtime.transfers)
+
+    async def import_memories(self, memories: Sequence[ExportedMemory]) -> ImportResult:
+        importer = Importer(self._runtime.table, self._runtime.writer, self._user_id)
+        books, transfers = self._runtime.bookkeeping, self._runtime.transfers
+        result = await transfer.import_memories(importer, books, self._user_id, memories, transfers)
+        self._audit("memories.import", self._user_id, {"memories": result.created})
+        return result
+
     # -- state
 
     async def health(self) -> Health:
@@ -401,6 +456,12 @@ class MemoryService:
             unindexed_rows=state.unindexed_rows,
             version=__version__,
         )
+
+
+def _decode_version(cursor: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", cursor, re.ASCII):
+        raise Invalid("cursor: not one of ours; leave it out to start from the newest", field="cursor")
+    return int(cursor)
 
 
 def _encode_cursor(row: Row, query: str, order: Order) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -21,7 +22,9 @@ from warmstart.errors import BookkeepingUnavailable, EmbeddingError, WarmstartEr
 from warmstart.pace import Pace
 from warmstart.runtime import Runtime
 from warmstart.store import predicates as where
-from warmstart.store.changes import BackfillWriter, Vector
+from warmstart.store.changes import BackfillWriter, TenantWriter, Vector
+from warmstart.store.history import kept_ids
+from warmstart.store.links import links_of
 from warmstart.store.maintenance import MAX_SMALL_FRAGMENTS, TableState
 from warmstart.store.reads import Inspector, Reader
 from warmstart.store.schema import TABLE, Row, now
@@ -44,6 +47,9 @@ COMPACT_CHECK_S: Final = 5.0
 RECONCILE_CHECK_S: Final = 5.0
 RECONCILE_S: Final = 3_600.0
 ORPHANS_S: Final = 86_400.0
+LINKS_S: Final = 3_600.0
+#: Memories whose replacement seems gone; no more are dealt with at once.
+MAX_SUSPECTS: Final = 1_000
 PURGE_S: Final = 3_600.0
 
 
@@ -80,6 +86,7 @@ class Worker:
         self._uncompacted_since: float | None = None
         self._reconciled_at = float("-inf")
         self._reconciled_up_since: datetime | None = None
+        self._suspects: dict[str, tuple[str, str]] = {}
         self._migrating = False
 
     @property
@@ -96,6 +103,8 @@ class Worker:
                 ("compact", COMPACT_CHECK_S, self.compact_if_due),
                 ("reconcile", RECONCILE_CHECK_S, self.reconcile_if_due),
                 ("orphans", ORPHANS_S, self._runtime.maintenance.remove_orphans),
+                ("history", ORPHANS_S, self.remove_history_of_nothing),
+                ("links", LINKS_S, self.release_from_nothing),
                 ("purge", PURGE_S, self._runtime.bookkeeping.purge),
             ):
                 jobs.create_task(self._every(name, every_s, job))
@@ -178,6 +187,10 @@ class Worker:
             return None
         self._tenant = tenant
         rows = await self._waiting(tenant)
+        if replaced := [row["id"] for row in rows if links_of(row["metadata"]).superseded_by]:
+            # a migration queues every row
+            await self._writes.settle(tenant, replaced)
+            return await self._next_batch()
         return _Batch(tenant, rows) if rows else None
 
     async def _embed(self, batch: _Batch) -> list[list[float] | EmbeddingError]:
@@ -264,6 +277,39 @@ class Worker:
             self._runtime.metrics.worker_swept(removed)
             log.info("worker.swept", memories=removed)
         return removed
+
+    async def remove_history_of_nothing(self) -> int:
+        """An older release removes a memory and leaves its history; of how many it was removed here."""
+        removed = 0
+        async for ids in kept_ids(self._runtime.table.history):
+            there = await self._inspector.existing(ids)
+            if gone := [memory_id for memory_id in ids if memory_id not in there]:
+                removed += await self._writes.remove_orphans(gone)
+        if removed:
+            log.info("worker.history.removed", memories=removed)
+        return removed
+
+    async def release_from_nothing(self) -> int:
+        """An older release removes a memory and leaves hidden what that replaced; how many were found again.
+
+        Seen twice, an hour apart: an import may still bring what replaces them.
+        """
+        suspects: dict[str, tuple[str, str]] = {}
+        async for rows in self._inspector.replaced():
+            by = {memory_id: links_of(metadata).superseded_by or "" for memory_id, _, metadata in rows}
+            active = await self._inspector.existing(sorted(set(by.values())), where.active())
+            suspects |= {i: (user_id, by[i]) for i, user_id, _ in rows if by[i] not in active}
+        by_tenant: dict[str, dict[str, str]] = {}
+        for memory_id in suspects.keys() & self._suspects.keys():
+            user_id, by_id = suspects[memory_id]
+            by_tenant.setdefault(user_id, {})[memory_id] = by_id
+        self._suspects = dict(islice(suspects.items(), MAX_SUSPECTS))
+        released = 0
+        trash = timedelta(days=self._settings.trash_days)
+        for user_id, replaced in by_tenant.items():
+            writer = TenantWriter(self._runtime.table, self._runtime.writer, user_id, trash)
+            released += await writer.release_from(replaced)
+        return released
 
     # -- the table
 

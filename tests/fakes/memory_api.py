@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from typing import Any
 
 from warmstart.config import Settings
 from warmstart.errors import Duplicate, Expired, Invalid, NotFound, Stale, Unauthorized
+from warmstart.exchange import SCHEMA, ExportedMemory, Format, ImportResult
 from warmstart.local_cache import LocalCache
 from warmstart.memory import (
     Batch,
@@ -23,6 +25,8 @@ from warmstart.memory import (
     Counts,
     EventResult,
     Health,
+    History,
+    HistoryRequest,
     Hit,
     ListRequest,
     Memory,
@@ -38,6 +42,7 @@ from warmstart.memory import (
     Saved,
     SearchRequest,
     SearchResult,
+    Version,
 )
 from warmstart.metrics import Metrics
 from warmstart.ratelimit import RateLimiter
@@ -79,6 +84,7 @@ class InMemoryAPI:
 
     def __init__(self) -> None:
         self.rows: dict[str, Memory] = {}
+        self.versions: dict[str, list[Version]] = {}
         self.error: Exception | None = None
         self._ids = itertools.count(1)
         self._now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -162,8 +168,24 @@ class InMemoryAPI:
             for other in self._active(row.namespace):
                 if other.id != row.id and other.content_hash == changes["content_hash"]:
                     raise Duplicate("another memory has this content", id=other.id)
+        kept = self.versions.setdefault(memory_id, [])
+        kept.insert(0, Version(**row.model_dump(), version=len(kept) + 1))
         self.rows[memory_id] = row.model_copy(update={**changes, "updated_at": self._tick()})
         return self.rows[memory_id]
+
+    async def history(self, memory_id: str, request: HistoryRequest) -> History:
+        await self.get(memory_id)
+        page = [v for v in self.versions.get(memory_id, []) if v.version < int(request.cursor or 1 << 30)]
+        more = len(page) > request.limit
+        page = page[: request.limit]
+        return History(versions=page, next_cursor=str(page[-1].version) if more else None)
+
+    async def restore_version(self, memory_id: str, version: int, if_match: str | None = None) -> Memory:
+        await self.get(memory_id)
+        for kept in self.versions.get(memory_id, []):
+            if kept.version == version:
+                return await self.update(memory_id, MemoryPatch(content=kept.content, title=kept.title), if_match)
+        raise NotFound(f"{memory_id} has no version {version}")
 
     async def delete(self, memory_id: str, *, hard: bool = False, if_match: str | None = None) -> None:
         row = await self.get(memory_id)
@@ -215,6 +237,25 @@ class InMemoryAPI:
         for row in rows:
             await self.delete(row.id)
         return NamespaceChange(name=name, memories=len(rows))
+
+    async def export(self, form: Format) -> AsyncIterator[bytes]:
+        self._raise()
+        header = {"schema": SCHEMA, "exported_at": self._now.isoformat(), "count": len(self.rows)}
+        kept = [
+            row.model_dump(mode="json", exclude_none=True, exclude={"embedding_status"}) for row in self.rows.values()
+        ]
+        if form == "json":
+            lines = ",\n".join(map(json.dumps, kept)) + "\n" if kept else ""
+            yield f'{json.dumps(header)[:-1]},"memories":[\n{lines}]}}\n'.encode()
+        else:
+            yield b"".join(json.dumps(line).encode() + b"\n" for line in [header, *kept])
+
+    async def import_memories(self, memories: Sequence[ExportedMemory]) -> ImportResult:
+        self._raise()
+        fresh = [memory for memory in memories if memory.id not in self.rows]
+        for memory in fresh:
+            self.rows[memory.id] = Memory(**memory.model_dump(), embedding_status="queued")
+        return ImportResult(created=len(fresh), unchanged=len(memories) - len(fresh))
 
     async def health(self) -> Health:
         self._raise()

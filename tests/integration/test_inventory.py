@@ -19,7 +19,7 @@ from warmstart.errors import BookkeepingUnavailable, StoreUnavailable
 from warmstart.memory import NewMemory
 from warmstart.store import inventory
 from warmstart.store.inventory import SAMPLE, differences, take
-from warmstart.store.reads import _CONTENT_BATCH, Inspector
+from warmstart.store.reads import CONTENT_BATCH, Inspector
 from warmstart.store.schema import content_hash, row_of
 from warmstart.store.schema import now as clock
 from warmstart.store.table import open_table
@@ -174,12 +174,12 @@ async def test_tenants_that_postgres_does_not_know_are_a_fault(settings: Setting
 
 
 async def test_it_holds_no_more_than_a_batch_and_a_sample(tmp_path: Path) -> None:
-    many = 2 * _CONTENT_BATCH + SAMPLE
+    many = 2 * CONTENT_BATCH + SAMPLE
     await fill(tmp_path, {"usr_a": [f"note {n}" for n in range(many)]})
     table = await open_table(str(tmp_path), SPACE)
     sizes = [len(rows) async for rows in Inspector(table).contents()]
     assert sum(sizes) == many
-    assert max(sizes) <= _CONTENT_BATCH
+    assert max(sizes) <= CONTENT_BATCH
     found = await take(str(tmp_path))
     assert len(found["sample"]) == SAMPLE
     keys = [inventory._number(row["id"]) for row in found["sample"]]

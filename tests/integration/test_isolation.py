@@ -96,6 +96,8 @@ READS: dict[str, Request] = {
     "delete": ("DELETE", "/v1/memories/{ready}", None),
     "delete for good": ("DELETE", "/v1/memories/{ready}?hard=true", None),
     "restore": ("POST", "/v1/memories/{trashed}/restore", None),
+    "history": ("GET", "/v1/memories/{ready}/history", None),
+    "restore a version": ("POST", "/v1/memories/{ready}/history/1/restore", None),
     "the duplicate check of a save": ("POST", "/v1/memories", {"content": SECRET, "namespace": "bobs"}),
     "the duplicate check of a batch": (
         "POST", "/v1/memories/batch", {"memories": [{"content": SECRET, "namespace": "bobs"}]}
@@ -243,6 +245,8 @@ OPERATIONS: dict[str, Request] = {
     "delete": ("DELETE", "/v1/memories/{id}", None),
     "delete for good": ("DELETE", "/v1/memories/{id}?hard=true", None),
     "restore": ("POST", "/v1/memories/{id}/restore", None),
+    "history": ("GET", "/v1/memories/{id}/history", None),
+    "restore a version": ("POST", "/v1/memories/{id}/history/1/restore", None),
 }
 
 

@@ -25,6 +25,8 @@ TABLE = {
     ("GET", "/v1/recall"), ("POST", "/v1/context"), ("POST", "/v1/events"), ("GET", "/v1/namespaces"),
     ("PATCH", "/v1/namespaces/{name}"), ("DELETE", "/v1/namespaces/{name}"), ("GET", "/v1/health"),
     ("GET", "/healthz"), ("GET", "/readyz"),
+    ("GET", "/v1/export"), ("POST", "/v1/import"),
+    ("GET", "/v1/memories/{id}/history"), ("POST", "/v1/memories/{id}/history/{version}/restore"),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "serve": "serve", "worker": "worker", "mcp": "mcp",
     "save": "memories", "search": "search", "context": "search", "get": "memories", "list": "memories:list_",
     "delete": "memories", "restore": "memories", "index": "index", "counts": "memories", "namespaces": "namespaces",
-    "keys": "keys", "tenants": "tenants", "migrate": "migrate",
+    "export": "transfer", "import": "imports:import_", "keys": "keys", "tenants": "tenants", "migrate": "migrate",
     "database": "schema", "store": "inventory", "smoke": "smoke",
     "hook": "hook", "install": "install",
     "health": "doctor", "doctor": "doctor", "healthcheck": "healthcheck", "redis-rest": "redis_rest",

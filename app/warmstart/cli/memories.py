@@ -12,7 +12,18 @@ from warmstart.cli import output
 from warmstart.cli.connection import run
 from warmstart.client import MemoryClient
 from warmstart.errors import Invalid
-from warmstart.memory import MAX_CONTENT, MEMORY_TYPES, Counts, ListRequest, Memory, NewMemory, Page, parse
+from warmstart.memory import (
+    MAX_CONTENT,
+    MEMORY_TYPES,
+    Counts,
+    HistoryRequest,
+    ListRequest,
+    Memory,
+    NewMemory,
+    Page,
+    Version,
+    parse,
+)
 
 #: A character has at most 4 bytes; one more character is enough to be refused.
 MAX_STDIN_BYTES: Final = (MAX_CONTENT + 1) * 4
@@ -29,6 +40,7 @@ MAX_STDIN_BYTES: Final = (MAX_CONTENT + 1) * 4
 @click.option("--importance", type=float, help="0 to 1; 0.5 where not given.")
 @click.option("--source", help="Who wrote it; cli where not given.")
 @click.option("--metadata", metavar="JSON", help="A JSON object.")
+@click.option("--supersedes", metavar="ID", help="The outdated memory that this replaces in search.")
 @click.option("--occurred-at", metavar="TIME", help="When it happened, ISO 8601; now where not given.")
 @output.json_option
 def save(text: str, as_json: bool, type_: str | None, metadata: str | None, **fields: Any) -> None:
@@ -56,12 +68,20 @@ def save(text: str, as_json: bool, type_: str | None, metadata: str | None, **fi
 
 @click.command()
 @click.argument("memory_id", metavar="ID")
+@click.option("--history", "with_history", is_flag=True, help="Also what it was before its edits.")
 @output.json_option
-def get(memory_id: str, as_json: bool) -> None:
+def get(memory_id: str, with_history: bool, as_json: bool) -> None:
     """Show one memory whole."""
-    memory = run(lambda client: client.get(memory_id))
+
+    async def read(client: MemoryClient) -> tuple[Memory, list[Version]]:
+        return await client.get(memory_id), await _versions(client, memory_id) if with_history else []
+
+    memory, versions = run(read)
     if as_json:
-        output.print_json(memory)
+        told = memory.model_dump(mode="json")
+        if with_history:
+            told["history"] = [version.model_dump(mode="json") for version in versions]
+        output.print_json(told)
         return
     click.echo(output.heading(memory.title))
     for name, value in _details(memory):
@@ -70,6 +90,28 @@ def get(memory_id: str, as_json: bool) -> None:
     click.echo(output.safe(memory.content))
     for fact in memory.facts:
         click.echo(f"- {output.safe(fact)}")
+    for version in versions:
+        click.echo()
+        click.echo(
+            output.heading(f"Version {version.version}, of {version.updated_at:%Y-%m-%d %H:%M}: {version.title}")
+        )
+        click.echo(output.safe(version.content))
+        for fact in version.facts:
+            click.echo(f"- {output.safe(fact)}")
+    if with_history and not versions:
+        click.echo("\nIt was never edited.")
+
+
+async def _versions(client: MemoryClient, memory_id: str) -> list[Version]:
+    """All there are: the server keeps a bounded number."""
+    found: list[Version] = []
+    request = HistoryRequest()
+    while True:
+        page = await client.history(memory_id, request)
+        found += page.versions
+        if page.next_cursor is None:
+            return found
+        request = HistoryRequest(cursor=page.next_cursor)
 
 
 @click.command(name="list")
@@ -134,12 +176,18 @@ def delete(memory_id: str, hard: bool, yes: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("memory_id", metavar="ID")
+@click.option("--version", type=click.IntRange(1), help="Edit it back to this version of `get --history` instead.")
 @output.json_option
-def restore(memory_id: str, as_json: bool) -> None:
-    """Take a memory out of the trash."""
-    memory = run(lambda client: client.restore(memory_id))
+def restore(memory_id: str, version: int | None, as_json: bool) -> None:
+    """Take a memory out of the trash.
+
+    Or bring an earlier version of it back, which is an edit like any other.
+    """
+    memory = run(lambda client: client.restore_version(memory_id, version) if version else client.restore(memory_id))
     if as_json:
         output.print_json(memory)
+    elif version:
+        click.echo(f"{memory.id} is version {version} again")
     else:
         click.echo(f"{memory.id} restored to {memory.namespace}")
 
@@ -197,6 +245,8 @@ def _details(memory: Memory) -> list[tuple[str, str]]:
         ("metadata", json.dumps(memory.metadata, ensure_ascii=False) if memory.metadata else ""),
         ("occurred", f"{memory.occurred_at:%Y-%m-%d %H:%M}"),
         ("created", f"{memory.created_at:%Y-%m-%d %H:%M}"),
+        ("supersedes", memory.supersedes or ""),
+        ("superseded by", memory.superseded_by or ""),
         ("vector", memory.embedding_status),
         ("in the trash until", f"{memory.expires_at:%Y-%m-%d %H:%M}" if memory.expires_at else ""),
     ]

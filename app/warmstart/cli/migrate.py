@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from warmstart.cli import output
+from warmstart.cli.progress import Progress
 from warmstart.cli.serve import limit_malloc_arenas
 from warmstart.config import Settings, Space, load
 from warmstart.home import Home, refuse_root
@@ -20,9 +19,6 @@ from warmstart.home import Home, refuse_root
 if TYPE_CHECKING:
     from warmstart.migrate import Plan, Result
     from warmstart.store.bookkeeping import Bookkeeping
-
-#: Between two lines of a step on what is no terminal.
-LINE_S: Final = 1.0
 
 
 @click.group()
@@ -70,7 +66,7 @@ async def _dimension(settings: Settings, allow_root: bool, to: int | None, *, on
         async with bookkeeping(settings, allow_root=allow_root) as opened:
             yield opened
 
-    with _Progress() as progress:
+    with Progress() as progress:
         migrator = Migrator(settings, books, progress)
         if to is None:
             done: Plan | Result = await migrator.rollback()
@@ -129,47 +125,3 @@ def _tell(result: Result, settings: Settings) -> None:
 
 def _named(space: Space) -> str:
     return f"{space.model} ({space.revision or 'no revision'}), {space.dim} wide"
-
-
-class _Progress:
-    """A bar for each step on a terminal; elsewhere a line as a step begins, each second, and as it ends."""
-
-    def __init__(self) -> None:
-        self._step = ""
-        self._began = self._said = 0.0
-        self._first = 0
-        self._bars: Any = None
-        self._bar: Any = None
-
-    def __enter__(self) -> _Progress:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-            self._bars = Progress(*columns, console=Console(stderr=True))
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        at = time.monotonic()
-        began = step != self._step
-        if began:
-            self._step, self._began, self._first = step, at, done
-        if self._bars is not None:
-            if began:
-                self._bar = self._bars.add_task(step, total=total)
-            self._bars.update(self._bar, completed=done, total=total)
-        elif began or done >= total or at - self._said >= LINE_S:
-            self._said = at
-            click.echo(f"{step} {done}/{total}{self._left(done, total, at)}", err=True)
-
-    def _left(self, done: int, total: int, at: float) -> str:
-        """The time left, as the rate of this step so far has it."""
-        if done <= self._first or done >= total:
-            return ""
-        return f", about {(at - self._began) / (done - self._first) * (total - done):.0f} s left"

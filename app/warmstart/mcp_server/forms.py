@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from warmstart.memory import (
+    MAX_CONTENT,
     TEXT_FORM_CHARS,
     DependencyHealth,
     Health,
+    History,
     Memory,
     Mode,
     Namespaces,
@@ -27,6 +29,7 @@ from warmstart.memory import (
     Record,
     Saved,
     SearchResult,
+    Version,
 )
 
 #: What the text of ten hits may cost; a page of more hits gets a tenth of it for each.
@@ -34,6 +37,8 @@ SEARCH_TOKENS: Final = 500
 #: A title in a list, in any script; `memory_get` shows it whole.
 LIST_TITLE_CHARS: Final = 80
 LIST_TITLE_TOKENS: Final = 22
+#: Earlier texts that one answer gives.
+MAX_SHOWN_VERSIONS: Final = 10
 #: An excerpt shorter than this tells nothing.
 _LEAST_EXCERPT_TOKENS: Final = 4
 _ID_TOKENS: Final = 27
@@ -216,8 +221,34 @@ def whole(memory: Memory) -> Answer:
     return Answer(text=text, structured=memory)
 
 
+class MemoryWithHistory(Memory):
+    history: list[Version]
+    more: bool = Field(description="Whether there are older ones.")
+
+
+def with_history(memory: Memory, history: History) -> Answer:
+    """A memory and what it was, newest first: no more words of those than one memory may have."""
+    shown: list[Version] = []
+    for version in history.versions:
+        if shown and sum(len(v.content) for v in [*shown, version]) > MAX_CONTENT:
+            break
+        shown.append(version)
+    more = history.next_cursor is not None or len(shown) < len(history.versions)
+    parts = [whole(memory).text] + [
+        f"Version {v.version} of {v.updated_at:%Y-%m-%d %H:%M}: {v.title}\n\n{v.content}" for v in shown
+    ]
+    if not shown:
+        parts.append("It was never edited.")
+    if more:
+        parts.append("Older versions are left out.")
+    structured = MemoryWithHistory(**dict(memory), history=shown, more=more)
+    return Answer(text="\n\n".join(parts), structured=structured)
+
+
 def saved(memory: Saved) -> Answer:
     text = f"Already there as {memory.id}." if memory.duplicate else f"Saved as {memory.id}."
+    if memory.superseded_by:
+        text += f" {memory.superseded_by} superseded it."
     return Answer(text=text, structured=SavedForm.model_validate(memory.model_dump()))
 
 

@@ -14,6 +14,7 @@ from warmstart.mcp_server.forms import Answer
 from warmstart.mcp_server.schemas import input_schema, output_schema
 from warmstart.memory import (
     Health,
+    HistoryRequest,
     Memory,
     MemoryAPI,
     MemoryId,
@@ -32,6 +33,10 @@ class Nothing(Request):
 
 class OneMemory(Request):
     id: MemoryId
+
+
+class Get(OneMemory):
+    history: bool = False
 
 
 class Update(MemoryPatch):
@@ -57,8 +62,11 @@ async def _recall(api: MemoryAPI, request: RecallRequest) -> Answer:
     return forms.page(await api.recall(request))
 
 
-async def _get(api: MemoryAPI, request: OneMemory) -> Answer:
-    return forms.whole(await api.get(request.id))
+async def _get(api: MemoryAPI, request: Get) -> Answer:
+    memory = await api.get(request.id)
+    if not request.history:
+        return forms.whole(memory)
+    return forms.with_history(memory, await api.history(request.id, HistoryRequest(limit=forms.MAX_SHOWN_VERSIONS)))
 
 
 async def _update(api: MemoryAPI, request: Update) -> Answer:
@@ -139,7 +147,7 @@ TOOLS: Final = {
             "memory_get",
             "Read a memory",
             "Read one memory whole.",
-            OneMemory, Memory, ("id", "namespace", "type", "title", "content", "facts"), _get,
+            Get, Memory, ("id", "namespace", "type", "title", "content", "facts"), _get,
         ),
         MemoryTool(
             "memory_update",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -10,32 +10,86 @@ import pyarrow as pa
 
 from warmstart.errors import Conflict, Duplicate, Expired, NotFound, Stale
 from warmstart.store import predicates as where
+from warmstart.store.history import History, remove
+from warmstart.store.links import HIDDEN, LINKED, NONE, join, links_of
 from warmstart.store.predicates import Predicate
-from warmstart.store.reads import Reader, check_tenant
+from warmstart.store.reads import Inspector, Reader, check_tenant
 from warmstart.store.schema import Row, derived, now, schema, title_of
+from warmstart.store.superseding import Superseding
 from warmstart.store.table import Table
-from warmstart.store.writer import Writer, check_numbers
+from warmstart.store.writer import Inserted, Writer, check_numbers, key_of
 
 
 class TenantWriter:
     """The changes of one tenant."""
 
     def __init__(self, table: Table, writer: Writer, user_id: str, trash: timedelta) -> None:
+        self._table = table
         self._lance = table.lance
         self._writer = writer
         self._user_id = user_id
         self._reader = Reader(table, user_id)
+        self._history_table = table.history
+        self._history = History(table, user_id)
         self._trash = trash
 
+    async def save(self, rows: Sequence[Row], fields: Sequence[str]) -> list[Inserted]:
+        """New rows of which some supersede another; `fields` name where that was asked for, one for each row.
+
+        All or nothing: raises Invalid or Conflict where one of them can't.
+        """
+        touched: list[str] = [row["id"] for row in rows]
+
+        async def run() -> list[Inserted]:
+            known = await self._writer.known_now(rows)
+            ids = [known.setdefault(key_of(row), row["id"]) for row in rows]
+            wanted = [
+                (memory_id, old, field)
+                for row, memory_id, field in zip(rows, ids, fields, strict=True)
+                if (old := links_of(row["metadata"]).supersedes) is not None
+            ]
+            fresh = {row["id"]: row for row, memory_id in zip(rows, ids, strict=True) if row["id"] == memory_id}
+            superseding = self._superseding(touched)
+            plan = await superseding.plan(wanted, fresh)
+            inserted = await self._writer.insert_now(rows)
+            # both are found for a moment, but at no time neither
+            await superseding.carry_out(plan)
+            return inserted
+
+        return await self._writer.change(run, {self._user_id: touched})
+
+    async def release_from(self, replaced: Mapping[str, str]) -> int:
+        """Rows (id → what replaces it) whose replacement an older release removed are found again; how many."""
+
+        async def run() -> int:
+            active = await self._reader.rows(sorted(set(replaced.values())), [where.active()])
+            rows = await self._reader.rows(sorted(replaced))
+            leaving = {by: NONE for by in replaced.values() if by not in active}
+            await self._superseding(touched).relink(rows, leaving)
+            return len(touched)
+
+        touched: list[str] = []
+        return await self._writer.change(run, {self._user_id: touched})
+
+    def _superseding(self, touched: list[str]) -> Superseding:
+        return Superseding(self._table, self._reader, touched)
+
     async def edit(self, memory_id: str, values: Row, if_match: str | None, etag: Callable[[Row], str]) -> Row:
-        """Set `values` in place. New content recomputes what derives from it and queues its vector anew."""
+        """Set `values` in place, and keep what they replace.
+
+        New content recomputes what derives from it and queues its vector anew.
+        """
 
         async def run() -> Row:
             row = await self._one(memory_id)
             if row["deleted_at"] is not None:
                 raise Conflict(f"{memory_id} is in the trash: restore it first", id=memory_id)
             _check_match(row, if_match, etag)
-            changed = {k: v for k, v in values.items() if row[k] != v}
+            linked = links_of(row["metadata"])
+            given = dict(values)
+            if "metadata" in given:
+                given["metadata"] = join(given["metadata"], linked)
+            changed = {k: v for k, v in given.items() if row[k] != v}
             if not changed:
                 return row
             if "content" in changed and "title" not in values and row["title"] == title_of(row["content"]):
@@ -43,9 +97,11 @@ class TenantWriter:
             after = row | changed
             changed |= derived(after)
             if changed["content_hash"] != row["content_hash"]:
-                changed |= {"embedding": None, "embedding_status": "queued"}
+                # what another memory replaces has no vector, and waits for none
+                changed |= {"embedding": None, "embedding_status": "ready" if linked.superseded_by else "queued"}
             if (changed["content_hash"], after["namespace"]) != (row["content_hash"], row["namespace"]):
                 await self._refuse_second(changed["content_hash"], after["namespace"], memory_id)
+            await self._history.keep(row)
             return await self._update(row, changed)
 
         return await self._writer.change(run, {self._user_id: [memory_id]})
@@ -58,17 +114,23 @@ class TenantWriter:
             _check_match(row, if_match, etag)
             if row["deleted_at"] is not None:
                 return row
+            await self._superseding(touched).release([row])
             at = now()
             return await self._update(row, {"deleted_at": at, "expires_at": at + self._trash})
 
-        return await self._writer.change(run, {self._user_id: [memory_id]})
+        touched = [memory_id]
+        return await self._writer.change(run, {self._user_id: touched})
 
     async def delete_for_good(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> None:
         async def run() -> None:
-            _check_match(await self._one(memory_id), if_match, etag)
+            row = await self._one(memory_id)
+            _check_match(row, if_match, etag)
+            await self._superseding(touched).release([row])
+            await remove(self._history_table, [memory_id], self._user_id)
             await self._lance.delete(self._row(memory_id))
 
-        await self._writer.change(run, {self._user_id: [memory_id]})
+        touched = [memory_id]
+        await self._writer.change(run, {self._user_id: touched})
 
     async def restore(self, memory_id: str) -> Row:
         async def run() -> Row:
@@ -78,9 +140,12 @@ class TenantWriter:
             if row["expires_at"] <= now():
                 raise Expired(f"{memory_id} could be restored until {row['expires_at'].isoformat()}", id=memory_id)
             await self._refuse_second(row["content_hash"], row["namespace"], memory_id)
-            return await self._update(row, {"deleted_at": None, "expires_at": None})
+            restored = await self._update(row, {"deleted_at": None, "expires_at": None})
+            await self._superseding(touched).take_again(restored)
+            return restored
 
-        return await self._writer.change(run, {self._user_id: [memory_id]})
+        touched = [memory_id]
+        return await self._writer.change(run, {self._user_id: touched})
 
     async def rename_namespace(self, name: str, to: str) -> int:
         """How many rows moved, trash included; refused where `to` has any row."""
@@ -101,9 +166,12 @@ class TenantWriter:
         async def run() -> int:
             if not await self._reader.count([where.equals("namespace", name)]):
                 raise NotFound(f"no namespace {name!r}")
+            leaving = [where.equals("namespace", name), where.active()]
+            linked = await self._reader.some([*leaving, where.starts_with("metadata", LINKED)])
+            await self._superseding([]).release(linked)
             at = now()
             return await self._update_all(
-                where.equals("namespace", name) & where.active(),
+                where.all_of(leaving),
                 {"deleted_at": at, "expires_at": at + self._trash, "updated_at": at},
             )
 
@@ -166,6 +234,8 @@ class BackfillWriter:
     def __init__(self, table: Table, writer: Writer, dim: int) -> None:
         self._table = table
         self._lance = table.lance
+        self._history = table.history
+        self._inspector = Inspector(table)
         self._writer = writer
         self._dim = dim
 
@@ -207,6 +277,15 @@ class BackfillWriter:
 
         return await self._writer.change(run, {user_id: sorted(made)})
 
+    async def settle(self, user_id: str, ids: Sequence[str]) -> None:
+        """Rows that another memory replaces: they wait for no vector, whatever queued them."""
+
+        async def run() -> None:
+            mine = where.tenant(user_id) & where.one_of("id", list(ids)) & where.starts_with("metadata", HIDDEN)
+            await self._lance.update(where=mine.sql, updates_sql=assignments({"embedding_status": "ready"}))
+
+        await self._writer.change(run, {user_id: list(ids)})
+
     async def set_failed(self, user_id: str, hashes: dict[str, str]) -> None:
         """Give up on the rows `id → content_hash`, where their content is still that."""
 
@@ -242,6 +321,19 @@ class BackfillWriter:
 
         async def run() -> None:
             expired = where.is_not_null("deleted_at") & where.compare("expires_at", "<=", at)
-            await self._lance.delete((where.one_of("id", list(ids)) & expired).sql)
+            rows = (where.one_of("id", list(ids)) & expired).sql
+            gone = (await self._lance.query().where(rows).select(["id"]).to_arrow())["id"].to_pylist()
+            await remove(self._history, gone)
+            await self._lance.delete(rows)
 
         await self._writer.change(run, {})
+
+    async def remove_orphans(self, suspects: Sequence[str]) -> int:
+        """Remove the history of those of `suspects`, ids of memories, that are not there; how many."""
+
+        async def run() -> int:
+            gone = sorted(set(suspects) - await self._inspector.existing(suspects))
+            await remove(self._history, gone)
+            return len(gone)
+
+        return await self._writer.change(run, {})

@@ -20,8 +20,9 @@ from warmstart.errors import Problem, TenantAssertion
 from warmstart.store import migrations
 from warmstart.store import predicates as where
 from warmstart.store.database import Connection, Database
+from warmstart.store.history import kept_texts
 from warmstart.store.reads import Content, Inspector, Reader
-from warmstart.store.schema import content_hash
+from warmstart.store.schema import Row, content_hash
 from warmstart.store.stop_words import STOP_WORDS
 from warmstart.store.table import Table, open_read_only
 from warmstart.terms import MAX_TERMS, query_text
@@ -48,6 +49,9 @@ class _Tenant:
     trashed: int = 0
     by_status: Counter[str] = field(default_factory=Counter)
     digest: int = 0
+    #: Earlier texts.
+    versions: int = 0
+    history: int = 0
     #: Active memories to search for.
     candidates: _Smallest = field(default_factory=lambda: _Smallest(SEARCHED))
 
@@ -61,12 +65,19 @@ class _Tenant:
         # a sum does not mind the order, which compaction changes
         self.digest = (self.digest + _number(f"{row.id} {hashed} {row.trashed}")) % _MODULUS
 
+    def add_version(self, row: Row) -> None:
+        self.versions += 1
+        hashed = _number(f"{row['memory_id']} {row['version']} {row['content_hash']}")
+        self.history = (self.history + hashed) % _MODULUS
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "active": self.active,
             "trashed": self.trashed,
             "by_status": dict(sorted(self.by_status.items())),
             "digest": f"{self.digest:064x}",
+            "versions": self.versions,
+            "history": f"{self.history:064x}",
         }
 
 
@@ -104,6 +115,7 @@ async def _take(table: Table, conn: Connection | None, *, search: bool) -> Inven
     tenants: dict[str, _Tenant] = {}
     sample = _Smallest(SAMPLE)
     wrong: list[str] = []
+    wrong_versions: list[str] = []
     books = await _Books.open(conn) if conn else None
     async for rows in Inspector(table).contents():
         for row in rows:
@@ -114,7 +126,13 @@ async def _take(table: Table, conn: Connection | None, *, search: bool) -> Inven
             sample.add(row.id, row.content_hash)
         if books:
             await books.compare(rows)
+    async for kept in kept_texts(table.history):
+        for text in kept:
+            if content_hash(text["content"]) != text["content_hash"]:
+                wrong_versions.append(f"{text['memory_id']} version {text['version']}")
+            tenants.setdefault(text["user_id"], _Tenant()).add_version(text)
     faults = _listed(f"the content of {memory_id} does not have the hash that is kept of it" for memory_id in wrong)
+    faults += _listed(f"the content of {name} does not have the hash that is kept of it" for name in wrong_versions)
     searched = await _search(table, tenants, faults) if search else None
     told = None
     if books:
@@ -128,6 +146,7 @@ async def _take(table: Table, conn: Connection | None, *, search: bool) -> Inven
         "ok": not faults,
         "taken_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "rows": sum(t.active + t.trashed for t in tenants.values()),
+        "versions": sum(t.versions for t in tenants.values()),
         "version": await table.lance.version(),
         "bytes": await asyncio.to_thread(_bytes, Path(table.uri)),
         "space": asdict(table.space),
@@ -268,10 +287,11 @@ def _differing_tenants(before: dict[str, Any], after: dict[str, Any]) -> Iterato
             yield f"tenant {name} is gone, with {before[name]['active']} active memories"
         elif name not in before:
             yield f"tenant {name} is new, with {after[name]['active']} active memories"
-        elif before[name] != after[name]:
-            for what in ("active", "trashed", "by_status", "digest"):
-                had, has = before[name][what], after[name][what]
-                if had != has:
+        else:
+            # an inventory of an older release says nothing of history
+            for what in ("active", "trashed", "by_status", "digest", "versions", "history"):
+                had, has = before[name].get(what), after[name].get(what)
+                if had != has and None not in (had, has):
                     yield f"tenant {name}, {what}: {had} before, {has} now"
 
 

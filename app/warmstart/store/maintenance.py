@@ -45,6 +45,7 @@ class Maintenance:
         self._writer = writer
         self._min_rows = vector_index_min_rows
         self._retention = timedelta(seconds=retention_s)
+        self._history_version = -1
 
     async def state(self) -> TableState:
         with translated("read its state"):
@@ -65,14 +66,21 @@ class Maintenance:
         return len(list((directory / f"{TABLE}.lance" / "_versions").glob("*.manifest"))) if directory else 0
 
     async def optimize(self) -> float:
-        """Compact, fold new rows into the indices, drop old versions; the seconds it took."""
+        """Compact, fold new rows into the indices, drop old versions, of history too; the seconds it took."""
 
         async def run() -> float:
             started = time.perf_counter()
             await self._lance.optimize(cleanup_older_than=self._retention)
+            await self._optimize_history()
             return time.perf_counter() - started
 
         return await self._writer.change(run, {})
+
+    async def _optimize_history(self) -> None:
+        history = await self._table.history.find()
+        if history is not None and await history.version() != self._history_version:
+            await history.optimize(cleanup_older_than=self._retention)
+            self._history_version = await history.version()
 
     async def remove_orphans(self) -> None:
         """Files that no version names: writers that were killed leave them.
@@ -83,7 +91,9 @@ class Maintenance:
             return
 
         async def run() -> None:
-            await self._lance.optimize(cleanup_older_than=_ORPHAN_AGE, delete_unverified=True)
+            for table in (self._lance, await self._table.history.find()):
+                if table is not None:
+                    await table.optimize(cleanup_older_than=_ORPHAN_AGE, delete_unverified=True)
 
         await self._writer.change(run, {})
 

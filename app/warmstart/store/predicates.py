@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from warmstart.store.schema import COLUMNS
+from warmstart.store.schema import COLUMNS, HISTORY_COLUMNS
 
 Value = str | int | float | datetime | None
 
+_COLUMNS: Final = frozenset({*COLUMNS, *HISTORY_COLUMNS})
 #: A predicate with more values is refused: callers page.
 MAX_VALUES: Final = 2_000
 
@@ -64,7 +65,7 @@ def _string(value: str) -> str:
 
 
 def _column(name: str) -> str:
-    if name not in COLUMNS:
+    if name not in _COLUMNS:
         raise ValueError(f"no column {name!r}")
     return name
 
@@ -107,6 +108,10 @@ def has_all(column: str, values: Sequence[str]) -> Predicate:
     if not values:
         raise ValueError("has_all needs at least one value")
     return Predicate(f"array_has_all({_column(column)}, {literal(list(values))})")
+
+
+def starts_with(column: str, prefix: str) -> Predicate:
+    return Predicate(f"starts_with({_column(column)}, {literal(prefix)})")
 
 
 def is_null(column: str) -> Predicate:

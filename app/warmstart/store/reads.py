@@ -15,6 +15,7 @@ from lancedb.query import ColumnOrdering, MatchQuery
 from warmstart.errors import TenantAssertion
 from warmstart.memory import ListRequest, SearchRequest
 from warmstart.store import predicates as where
+from warmstart.store.links import HIDDEN
 from warmstart.store.predicates import Predicate
 from warmstart.store.schema import SHOWN, Row
 from warmstart.store.table import Table, translated
@@ -25,7 +26,7 @@ log = structlog.get_logger(__name__)
 _MAX_TIE_DEPTH: Final = 20_000
 _IVF_PROBES: Final = 20
 #: Rows; at their largest some 32 MB.
-_CONTENT_BATCH: Final = 1_024
+CONTENT_BATCH: Final = 1_024
 Order = Literal["recency", "importance"]
 
 
@@ -216,6 +217,13 @@ class Reader:
             )
         return {row["id"]: row for row in self._checked(rows).to_pylist()}
 
+    async def some(self, filters: Sequence[Predicate]) -> list[Row]:
+        """Every row that matches, for filters that few do."""
+        with translated("read"):
+            rows = await self._lance.query().where(self._where(filters)).select(SHOWN).to_arrow()
+        found: list[Row] = self._checked(rows).to_pylist()
+        return found
+
     async def page(
         self, filters: Sequence[Predicate], order: Order, after: tuple[Any, ...] | None, limit: int
     ) -> list[Row]:
@@ -340,6 +348,29 @@ class Inspector:
         with translated("count"):
             return int(await self._lance.count_rows(where.all_of(list(filters)).sql if filters else None))
 
+    async def existing(self, ids: Sequence[str], *filters: Predicate) -> set[str]:
+        with translated("read"):
+            wanted = where.all_of([where.one_of("id", ids), *filters])
+            rows = await self._lance.query().where(wanted.sql).select(["id"]).to_arrow()
+        return set(rows["id"].to_pylist())
+
+    async def replaced(self) -> AsyncIterator[list[tuple[str, str, str]]]:
+        """(id, user_id, metadata) of every row that another replaces, in batches."""
+        with translated("read"):
+            query = self._lance.query().where(where.starts_with("metadata", HIDDEN).sql)
+            batches = await query.select(["id", "user_id", "metadata"]).to_batches(max_batch_length=CONTENT_BATCH)
+            async for batch in batches:
+                yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+    async def of_others(self, ids: Sequence[str], user_id: str) -> set[str]:
+        """Those of `ids` that are not free for `user_id`: ids are unique over all tenants."""
+        if not ids:
+            return set()
+        foreign = where.one_of("id", ids) & where.none_of("user_id", [user_id])
+        with translated("read"):
+            rows = await self._lance.query().where(foreign.sql).select(["id"]).to_arrow()
+        return set(rows["id"].to_pylist())
+
     async def expired_ids(self, at: datetime, limit: int) -> list[str]:
         with translated("read the trash"):
             rows = await (
@@ -362,7 +393,7 @@ class Inspector:
         """What an inventory is made of, of every row, in batches of a bounded size."""
         columns = ["id", "user_id", "content", "content_hash", "embedding_status", "deleted_at"]
         with translated("read"):
-            batches = await self._lance.query().select(columns).to_batches(max_batch_length=_CONTENT_BATCH)
+            batches = await self._lance.query().select(columns).to_batches(max_batch_length=CONTENT_BATCH)
             async for batch in batches:
                 *told, deleted = batch.columns
                 yield [

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+from lancedb.table import AsyncTable
 
 from warmstart.errors import StoreUnavailable
-from warmstart.store.schema import TABLE
+from warmstart.store.schema import HISTORY, TABLE
 
 log = structlog.get_logger(__name__)
 
@@ -29,29 +30,29 @@ _ENDINGS: Final = {".manifest": b"LANC", ".lance": b"LANC", ".idx": b"LANC", ".a
 _DATA_FILE: Final = re.compile(rb"[0-9a-f]{50}\.lance")
 #: More versions than one group of writes, or one compaction, makes between two syncs.
 MAX_REPAIRS: Final = 24
-_SYNCED: Final = "synced-version"
+_SYNCED: Final = {TABLE: "synced-version", HISTORY: "synced-version-history"}
 _SET_ASIDE: Final = "set-aside"
 
 
-def mark_synced(directory: Path, version: int) -> None:
-    """Note that `version` is on the disk for good. A note that a power cut takes back is only older."""
+def mark_synced(directory: Path, version: int, table: str = TABLE) -> None:
+    """Note that `version` of `table` is on the disk for good. A note that a power cut takes back is only older."""
     # best effort: a full disk must not turn a write that is safe into an error
     with contextlib.suppress(OSError):
-        fd = os.open(directory / _SYNCED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(directory / _SYNCED[table], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(fd, b"%020d" % version, 0)
         finally:
             os.close(fd)
 
 
-def go_back_to_whole_version(directory: Path) -> list[str]:
+def go_back_to_whole_version(directory: Path, table: str = TABLE) -> list[str]:
     """Move aside the newest manifests that are cut short or name a file that is; the files moved.
 
     Raises StoreUnavailable, with everything back in its place, where that would lose what was answered.
     """
     moved: list[tuple[Path, Path]] = []
-    versions = directory / f"{TABLE}.lance" / "_versions"
-    synced = _synced(directory, versions)
+    versions = directory / f"{table}.lance" / "_versions"
+    synced = _synced(directory / _SYNCED[table], versions)
     while (manifests := _manifests(versions)) and (damaged := _cut_short(manifests[0])):
         # one version may always go, since a disk may have said it was synced and lied
         answered = bool(moved) and _version(manifests[0]) <= synced
@@ -59,18 +60,20 @@ def go_back_to_whole_version(directory: Path) -> list[str]:
             for source, target in reversed(moved):
                 target.rename(source)
             raise StoreUnavailable(
-                f"the memory table is damaged: {damaged} is cut short or missing, and to leave it out would lose "
+                f"the table {table} is damaged: {damaged} is cut short or missing, and to leave it out would lose "
                 "memories that were saved; nothing was changed. Restore a backup",
                 retry_after=60,
             )
         aside = directory / _SET_ASIDE
         aside.mkdir(exist_ok=True, mode=0o700)
-        target = _unused(aside / manifests[0].name)
+        # numbers of two tables' versions may be the same
+        target = _unused(aside / (manifests[0].name if table == TABLE else f"{table}-{manifests[0].name}"))
         manifests[0].rename(target)
         moved.append((manifests[0], target))
     if moved:
         log.error(
             "store.repaired",
+            table=table,
             set_aside=[str(target) for _, target in moved],
             meaning="the newest version of the table was cut short and is left out; "
             "what was not yet answered may be missing",
@@ -82,14 +85,24 @@ def has_set_aside(directory: Path) -> bool:
     return (directory / _SET_ASIDE).is_dir() and any((directory / _SET_ASIDE).iterdir())
 
 
-def has_version(directory: Path) -> bool:
+def set_table_aside(directory: Path, table: str) -> str:
+    """Move all of a table that can't be repaired out of the way; where it is now."""
+    aside = directory / _SET_ASIDE
+    aside.mkdir(exist_ok=True, mode=0o700)
+    target = _unused(aside / f"{table}.lance")
+    (directory / f"{table}.lance").rename(target)
+    (directory / _SYNCED[table]).unlink(missing_ok=True)
+    return str(target)
+
+
+def has_version(directory: Path, table: str = TABLE) -> bool:
     """Whether there is a table; a creation that was killed leaves a directory without any version."""
-    return bool(_manifests(directory / f"{TABLE}.lance" / "_versions"))
+    return bool(_manifests(directory / f"{table}.lance" / "_versions"))
 
 
-def has_damaged_index(directory: Path) -> bool:
+def has_damaged_index(directory: Path, name: str = TABLE) -> bool:
     """Whether a file of an index that the newest version uses is cut short."""
-    table = directory / f"{TABLE}.lance"
+    table = directory / f"{name}.lance"
     manifests = _manifests(table / "_versions")
     if not manifests:
         return False
@@ -100,6 +113,16 @@ def has_damaged_index(directory: Path) -> bool:
         if uuid.UUID(folder.name).bytes in manifest
         for path in folder.iterdir()
     )
+
+
+async def drop_damaged_indices(lance: AsyncTable) -> None:
+    """No row is lost with an index: those of full-text and scalars are made anew, the worker makes the vectors'."""
+    for index in await lance.list_indices():
+        try:
+            await lance.prewarm_index(index.name)
+        except Exception as error:
+            log.error("store.index.dropped", index=index.name, reason=str(error)[:300])
+            await lance.drop_index(index.name)
 
 
 def is_whole(path: Path) -> bool:
@@ -120,10 +143,10 @@ def _version(manifest: Path) -> int:
     return 2**64 - 1 - int(manifest.stem)
 
 
-def _synced(directory: Path, versions: Path) -> int:
+def _synced(note: Path, versions: Path) -> int:
     """The newest version known to be synced; 0 where none is, or the note is of a table that was dropped."""
     try:
-        synced = int((directory / _SYNCED).read_bytes())
+        synced = int(note.read_bytes())
     except (OSError, ValueError):
         return 0
     manifests = _manifests(versions)

@@ -1,9 +1,8 @@
-"""The `memories` table: its 21 columns, its indices, and a row's derived values."""
+"""The `memories` table: its 21 columns, its indices, and a row's derived values; the columns of `memory_history`."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from datetime import UTC, datetime
@@ -15,10 +14,14 @@ import pyarrow as pa
 
 from warmstart.config import Space
 from warmstart.memory import MAX_TITLE, NewMemory
+from warmstart.store import links
+from warmstart.store.links import Links, links_of
 from warmstart.store.stop_words import STOP_WORDS
 from warmstart.terms import search_text
 
 TABLE: Final = "memories"
+#: The table of earlier texts.
+HISTORY: Final = "memory_history"
 #: The table's own setting: the space its vectors belong to.
 SPACE_KEY: Final = b"warmstart.space"
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -66,6 +69,11 @@ def schema(space: Space) -> pa.Schema:
 COLUMNS: Final = tuple(schema(Space("", "", 1, "", "")).names)
 #: What a caller may see of a row, and the tenant it is checked by.
 SHOWN: Final = [c for c in COLUMNS if c not in ("search_text", "embedding")]
+#: What an edit can change, and so what history keeps of a memory.
+EDITABLE: Final = (
+    "namespace", "type", "title", "content", "facts", "tags", "entities", "importance", "source", "metadata",
+    "occurred_at",
+)  # fmt: skip
 BTREE_COLUMNS: Final = ("user_id", "id", "content_hash")
 #: `icu` keeps identifiers whole and segments Chinese, Japanese and Thai; the parts are in `search_text`.
 FTS_OPTIONS: Final[dict[str, Any]] = {
@@ -79,6 +87,23 @@ FTS_OPTIONS: Final[dict[str, Any]] = {
     "max_token_length": 128,
     "with_position": False,
 }
+
+
+@lru_cache(maxsize=1)
+def history_schema() -> pa.Schema:
+    """A row is what a memory was until an edit: `updated_at` is when it became so, `version` counts from 1."""
+    memories = schema(Space("", "", 1, "", ""))
+    return pa.schema(
+        [
+            pa.field("memory_id", pa.string(), nullable=False),
+            memories.field("user_id"),
+            pa.field("version", pa.int64(), nullable=False),
+            *(memories.field(name) for name in (*EDITABLE, "content_hash", "updated_at")),
+        ]
+    )
+
+
+HISTORY_COLUMNS: Final = tuple(history_schema().names)
 
 
 def now() -> datetime:
@@ -104,22 +129,17 @@ def title_of(content: str) -> str:
 
 
 def derived(row: Row) -> dict[str, str]:
-    """The columns that follow from the others."""
-    return {
-        "content_hash": content_hash(row["content"]),
-        "search_text": search_text(
-            row["title"], row["content"], row["facts"], row["tags"], row["entities"], row["type"]
-        ),
-    }
+    """The columns that follow from the others; what another memory replaces has nothing to be found by."""
+    hashed = content_hash(row["content"])
+    if links_of(row["metadata"]).superseded_by is not None:
+        return {"content_hash": hashed, "search_text": ""}
+    text = search_text(row["title"], row["content"], row["facts"], row["tags"], row["entities"], row["type"])
+    return {"content_hash": hashed, "search_text": text}
 
 
 def as_float32(value: float) -> float:
     """`value` as the table keeps it, so that what is compared is what is stored."""
     return float(np.float32(value))
-
-
-def encode_metadata(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def row_of(new: NewMemory, user_id: str, at: datetime) -> Row:
@@ -136,7 +156,7 @@ def row_of(new: NewMemory, user_id: str, at: datetime) -> Row:
         "entities": list(new.entities),
         "importance": as_float32(new.importance),
         "source": new.source,
-        "metadata": encode_metadata(new.metadata),
+        "metadata": links.join(new.metadata, Links(supersedes=new.supersedes)),
         "embedding": None,
         "embedding_status": "queued",
         "occurred_at": new.occurred_at or at,

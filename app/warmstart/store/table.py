@@ -11,6 +11,7 @@ from typing import Final
 import lancedb
 import pyarrow as pa
 import structlog
+from lancedb import AsyncConnection
 from lancedb.index import FTS, BTree
 from lancedb.table import AsyncTable
 
@@ -18,9 +19,10 @@ from warmstart.config import Space
 from warmstart.errors import DiskFull, Migrating, Problem, StoreUnavailable
 from warmstart.store import marker
 from warmstart.store import predicates as where
+from warmstart.store.history_table import HistoryTable, repair_history
 from warmstart.store.journal import JournalWriter
 from warmstart.store.lock import FileLock, WriteLock
-from warmstart.store.repair import go_back_to_whole_version, has_damaged_index, has_version
+from warmstart.store.repair import drop_damaged_indices, go_back_to_whole_version, has_damaged_index, has_version
 from warmstart.store.schema import BTREE_COLUMNS, FTS_OPTIONS, SPACE_KEY, TABLE, schema
 
 log = structlog.get_logger(__name__)
@@ -43,9 +45,19 @@ class Table:
     good over a migration, which is a new version of the same table.
     """
 
-    def __init__(self, uri: str, lance: AsyncTable, lock: WriteLock, space: Space, repaired: list[str]) -> None:
+    def __init__(
+        self,
+        uri: str,
+        connection: AsyncConnection,
+        lance: AsyncTable,
+        lock: WriteLock,
+        space: Space,
+        repaired: list[str],
+    ) -> None:
         self.uri = uri
         self.lance = lance
+        self._connection = connection
+        self.history = HistoryTable(connection, self.directory)
         self.lock = lock
         self.space = space
         #: Files that were moved aside because they could not be read.
@@ -59,6 +71,13 @@ class Table:
     @property
     def directory(self) -> Path | None:
         return local_directory(self.uri)
+
+    async def pinned(self) -> AsyncTable:
+        """A handle that stays at the newest version there is now."""
+        version = await self.lance.version()
+        pinned = await self._connection.open_table(TABLE)
+        await pinned.checkout(version)
+        return pinned
 
     async def refresh(self) -> None:
         """Learn what a migrator, another process, did meanwhile. Costs two `stat` where that is nothing."""
@@ -111,7 +130,7 @@ async def open_table(uri: str, space: Space) -> Table:
             str(directory), read_consistency_interval=timedelta(0), session=session
         )
         async with lock.hold():
-            repaired = go_back_to_whole_version(directory)
+            repaired = go_back_to_whole_version(directory) + repair_history(directory)
             # never opened by a schema: a table of another width must open too
             if has_version(directory):
                 lance = await connection.open_table(TABLE)
@@ -126,12 +145,13 @@ async def open_table(uri: str, space: Space) -> Table:
             # reads what was deleted of each fragment, which a plain count doesn't
             await lance.count_rows(where.compare("embedding_status", ">", "").sql)
             if has_damaged_index(directory):
-                await _drop_damaged_indices(lance)
+                await drop_damaged_indices(lance)
             await _ensure_indices(lance)
             # a chain that begins here: what happened before is nobody's to assume
             version = await lance.version()
             JournalWriter(directory).append(version, version, None)
-        table = Table(uri, lance, lock, space_of(await lance.schema()) or space, repaired)
+            table = Table(uri, connection, lance, lock, space_of(await lance.schema()) or space, repaired)
+            await table.history.check()
         await table.refresh()
     return table
 
@@ -154,21 +174,12 @@ async def open_read_only(uri: str) -> Table:
             f"there is no memory table in {uri!r}: set LANCEDB_URI or WARMSTART_HOME to where one is"
         )
     with translated("open"):
-        lance = await (await lancedb.connect_async(str(directory))).open_table(TABLE)
+        connection = await lancedb.connect_async(str(directory))
+        lance = await connection.open_table(TABLE)
         space = space_of(await lance.schema())
     if space is None:
         raise StoreUnavailable(f"the memory table in {uri!r} does not say of which model its vectors are")
-    return Table(uri, lance, FileLock(directory), space, [])
-
-
-async def _drop_damaged_indices(lance: AsyncTable) -> None:
-    """No row is lost with an index: those of full-text and scalars are made anew, the worker makes the vectors'."""
-    for index in await lance.list_indices():
-        try:
-            await lance.prewarm_index(index.name)
-        except Exception as error:
-            log.error("store.index.dropped", index=index.name, reason=str(error)[:300])
-            await lance.drop_index(index.name)
+    return Table(uri, connection, lance, FileLock(directory), space, [])
 
 
 async def _ensure_indices(lance: AsyncTable) -> None:

@@ -37,6 +37,8 @@ MAX_GROUP_ROWS: Final = 500
 #: In a group, changes that each make a version of their own.
 MAX_GROUP_CHANGES: Final = 16
 
+#: Tenant, namespace, hash of the content.
+Key = tuple[str, str, str]
 T = TypeVar("T")
 
 
@@ -110,7 +112,8 @@ class Writer:
         """Run `run` under the lock, on the newest version; answered after the sync.
 
         `touches` is for the journal: the rows that are other than before, by
-        tenant (None: any of them), or None: rows of any tenant.
+        tenant (None: any of them), or None: rows of any tenant. It is read when
+        `run` has ended, so that this can add what it found.
         """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         return await self._submit(_Change(run, touches, done), done)
@@ -186,21 +189,21 @@ class Writer:
                 rows = [row for op in group.inserts for row in op.rows]
                 touched = _owners(rows)
                 try:
-                    inserted = await self._insert(rows)
+                    inserted = await self.insert_now(rows)
                     for op in group.inserts:
                         answers.append((op.done, inserted[: len(op.rows)], None))
                         inserted = inserted[len(op.rows) :]
                 except Exception as error:
                     answers += [(op.done, None, error) for op in group.inserts]
             for change in group.changes:
-                if change.touches is None:
-                    touched = None
-                elif touched is not None:
-                    merge(touched, change.touches)
                 try:
                     answers.append((change.done, await change.run(), None))
                 except Exception as error:
                     answers.append((change.done, None, error))
+                if change.touches is None:
+                    touched = None
+                elif touched is not None:
+                    merge(touched, change.touches)
             directory = self._table.directory
             if directory is not None:
                 after = await self._lance.version()
@@ -217,12 +220,13 @@ class Writer:
                 future.set_exception(failure if isinstance(failure, Problem) else store_problem("write", failure))
                 future.exception()
 
-    async def _insert(self, rows: list[Row]) -> list[Inserted]:
-        known = await self._active_hashes(rows)
+    async def insert_now(self, rows: Sequence[Row]) -> list[Inserted]:
+        """As `insert`, within a change: under the lock, answered with it."""
+        known = await self.known_now(rows)
         fresh: list[Row] = []
         answers: list[Inserted] = []
         for row in rows:
-            key = (row["user_id"], row["namespace"], row["content_hash"])
+            key = key_of(row)
             if (there := known.get(key)) is not None:
                 answers.append(Inserted(there, True))
                 continue
@@ -235,8 +239,8 @@ class Writer:
             await self._lance.add(pa.Table.from_pylist(fresh, schema=schema(self._table.space)))
         return answers
 
-    async def _active_hashes(self, rows: list[Row]) -> dict[tuple[str, str, str], str]:
-        """(user, namespace, hash) → id of the active rows with these hashes: one query a group."""
+    async def known_now(self, rows: Sequence[Row]) -> dict[Key, str]:
+        """The ids of the active rows that have the content of one of `rows`: one query a group. Under the lock."""
         by_tenant: dict[str, list[Row]] = {}
         for row in rows:
             by_tenant.setdefault(row["user_id"], []).append(row)
@@ -254,12 +258,17 @@ class Writer:
             .select(["id", "user_id", "namespace", "content_hash"])
             .to_arrow()
         )
-        known: dict[tuple[str, str, str], str] = {}
+        known: dict[Key, str] = {}
         for row in found.to_pylist():
             if row["user_id"] not in by_tenant:
                 check_tenant([row["user_id"]], next(iter(by_tenant)))
-            known[(row["user_id"], row["namespace"], row["content_hash"])] = row["id"]
+            known[key_of(row)] = row["id"]
         return known
+
+
+def key_of(row: Row) -> Key:
+    """Of all active rows, one may have it."""
+    return row["user_id"], row["namespace"], row["content_hash"]
 
 
 def _owners(rows: Sequence[Row]) -> dict[str, Sequence[str] | None]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from warmstart.errors import (
@@ -29,6 +31,7 @@ from warmstart.errors import (
     TooLarge,
     UnsupportedMedia,
 )
+from warmstart.exchange import MAX_CHUNK, Export, ExportQuery, Format, ImportResult
 from warmstart.memory import (
     ID_PATTERN,
     NAMESPACE_PATTERN,
@@ -39,6 +42,8 @@ from warmstart.memory import (
     Counts,
     EventResult,
     Health,
+    History,
+    HistoryRequest,
     ListRequest,
     Memory,
     MemoryAPI,
@@ -55,7 +60,15 @@ from warmstart.memory import (
     SearchResult,
 )
 from warmstart.memory import Request as RequestModel
-from warmstart.web.decode import MAX_BATCH_BODY, MAX_BODY, read_body, read_query
+from warmstart.web.decode import (
+    JSON_TYPE,
+    MAX_BATCH_BODY,
+    MAX_BODY,
+    NDJSON_TYPE,
+    read_body,
+    read_import,
+    read_query,
+)
 from warmstart.web.problems import method_not_allowed
 from warmstart.web.runtime import Runtime
 
@@ -67,6 +80,7 @@ CLIENT_CLOSED: Final = 499
 PATH_PARAMETERS: Final = {
     "id": (ID_PATTERN, "no memory has this id"),
     "name": (NAMESPACE_PATTERN, "no namespace has this name"),
+    "version": (r"^[1-9][0-9]{0,8}$", "no version has this number"),
 }
 _ETAG = re.compile(r'"[\x21\x23-\x7e]{1,64}"')
 
@@ -124,6 +138,8 @@ class Call:
         return value
 
 
+#: Left out of a memory's JSON where they are null.
+ABSENT: Final = ("deleted_at", "expires_at", "supersedes", "superseded_by")
 Handler = Callable[[Call], Awaitable[Response]]
 
 
@@ -142,6 +158,9 @@ class Operation:
     max_body: int = MAX_BODY
     problems: tuple[type[Problem], ...] = ()
     etag: bool = False
+    #: Of the body, and of the answer.
+    takes: tuple[str, ...] = (JSON_TYPE,)
+    gives: tuple[str, ...] = (JSON_TYPE,)
 
     @property
     def authenticated(self) -> bool:
@@ -174,6 +193,8 @@ class Resource:
         else:
             raise method_not_allowed(method, self.allowed)
         if method == "HEAD":
+            if isinstance(response, StreamingResponse):
+                response = Response(status_code=response.status_code, headers=dict(response.headers))
             response.body = b""  # its Content-Length stays that of GET
         await response(scope, receive, send)
 
@@ -183,7 +204,10 @@ class Resource:
             if not re.fullmatch(pattern, value):
                 raise NotFound(f"{problem}: {value[:100]!r}")
         query = read_query(request.scope["query_string"], operation.query)
-        body = operation.body and await read_body(request, operation.body, operation.max_body)
+        if operation.body is Export:
+            body: Any = await read_import(request)
+        else:
+            body = operation.body and await read_body(request, operation.body, operation.max_body)
         return await operation.handler(Call(request, body, query))
 
 
@@ -195,14 +219,14 @@ def resources(operations: tuple[Operation, ...]) -> list[Resource]:
 
 
 def answer(record: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """`record` as JSON; the times of the trash are left out where a memory is not in it."""
+    """`record` as JSON; the times of the trash, and links, are left out where a memory has none."""
     content = record.model_dump_json(exclude=_absent(record))
     return Response(content, status, headers, "application/json")
 
 
 def _absent(record: BaseModel) -> Any:
     if isinstance(record, Memory):
-        return {name for name in ("deleted_at", "expires_at") if getattr(record, name) is None}
+        return {name for name in ABSENT if getattr(record, name) is None}
     if isinstance(record, Page):
         return {"memories": {i: _absent(memory) for i, memory in enumerate(record.memories)}}
     if isinstance(record, SearchResult):
@@ -250,6 +274,14 @@ async def restore_memory(call: Call) -> Response:
     return _one(await call.api.restore(call.path["id"]))
 
 
+async def memory_history(call: Call) -> Response:
+    return answer(await call.api.history(call.path["id"], call.query))
+
+
+async def restore_version(call: Call) -> Response:
+    return _one(await call.api.restore_version(call.path["id"], int(call.path["version"]), call.if_match))
+
+
 async def search(call: Call) -> Response:
     return answer(await call.api.search(call.input))
 
@@ -278,6 +310,26 @@ async def delete_namespace(call: Call) -> Response:
     return answer(await call.api.delete_namespace(call.path["name"]))
 
 
+async def export_memories(call: Call) -> Response:
+    form: Format = call.query.format
+    chunks = call.api.export(form)
+    first = await anext(chunks)  # what can't be exported is said before the answer begins
+
+    async def body() -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    name = f"warmstart-export-{datetime.now(UTC):%Y-%m-%d}.{form}"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(body(), 200, headers, NDJSON_TYPE if form == "ndjson" else JSON_TYPE)
+
+
+async def import_memories(call: Call) -> Response:
+    return answer(await call.api.import_memories(call.input))
+
+
 async def health(call: Call) -> Response:
     return answer(await call.api.health())
 
@@ -303,7 +355,7 @@ OPERATIONS: Final = (
     Operation(
         "POST", "/v1/memories", save, "Save one memory", Saved, 201,
         also={200: "Its content is there already; `duplicate` is true."},
-        body=NewMemory, problems=WRITES, etag=True,
+        body=NewMemory, problems=(Conflict, *WRITES), etag=True,
     ),
     Operation(
         "GET", "/v1/memories", list_memories, "List memories, newest first", Page,
@@ -311,7 +363,7 @@ OPERATIONS: Final = (
     ),
     Operation(
         "POST", "/v1/memories/batch", save_batch, "Save up to 100 memories; known ones are skipped", BatchResult,
-        body=Batch, max_body=MAX_BATCH_BODY, problems=WRITES,
+        body=Batch, max_body=MAX_BATCH_BODY, problems=(Conflict, *WRITES),
     ),
     Operation(
         "GET", "/v1/memories/counts", counts, "Counts by state, namespace and type", Counts, problems=READS
@@ -331,6 +383,15 @@ OPERATIONS: Final = (
     Operation(
         "POST", "/v1/memories/{id}/restore", restore_memory, "Take a memory out of the trash", Memory,
         problems=(NotFound, Duplicate, Conflict, Expired, *WRITES), etag=True,
+    ),
+    Operation(
+        "GET", "/v1/memories/{id}/history", memory_history, "What a memory was before its edits, newest first", History,
+        query=HistoryRequest, problems=(NotFound, *READS),
+    ),
+    Operation(
+        "POST", "/v1/memories/{id}/history/{version}/restore", restore_version,
+        "Edit a memory back to what it was", Memory,
+        problems=(NotFound, Duplicate, Conflict, Stale, *WRITES), etag=True,
     ),
     Operation(
         "POST", "/v1/search", search, "Search by meaning and by words", SearchResult,
@@ -356,6 +417,15 @@ OPERATIONS: Final = (
     Operation(
         "DELETE", "/v1/namespaces/{name}", delete_namespace, "Put a namespace's memories in the trash",
         NamespaceChange, problems=(NotFound, *WRITES),
+    ),
+    Operation(
+        "GET", "/v1/export", export_memories, "Everything, in a documented format", Export,
+        query=ExportQuery, problems=(Migrating, *READS), gives=(JSON_TYPE, NDJSON_TYPE),
+    ),
+    Operation(
+        "POST", "/v1/import", import_memories,
+        "Memories of an export as they were: a small export whole, or up to 1,000 lines of a large one", ImportResult,
+        body=Export, max_body=MAX_CHUNK, takes=(JSON_TYPE, NDJSON_TYPE), problems=WRITES,
     ),
     Operation("GET", "/v1/health", health, "State of each dependency, the rung, the queue", Health, problems=READS),
     Operation("GET", "/healthz", alive, "Whether the process lives", Alive),

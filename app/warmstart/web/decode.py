@@ -13,9 +13,12 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from warmstart.errors import Invalid, MalformedRequest, TooLarge, UnsupportedMedia
+from warmstart.errors import Invalid, MalformedRequest, Problem, TooLarge, UnsupportedMedia
+from warmstart.exchange import MAX_CHUNK, MAX_CHUNK_MEMORIES, Export, ExportedMemory, Header
 from warmstart.memory import parse
 
+JSON_TYPE: Final = "application/json"
+NDJSON_TYPE: Final = "application/x-ndjson"
 MAX_BODY: Final = 1 << 20
 MAX_BATCH_BODY: Final = 8 << 20
 #: Levels of JSON; far below what Python and pydantic can walk back out.
@@ -34,7 +37,7 @@ _BOOLEANS: Final = {"true": True, "false": False, "True": True, "False": False}
 async def read_body(request: Request, model: type[M], limit: int) -> M:
     """The JSON body as `model`. Problems: 400, 413, 415, 422."""
     body = await _read(request, limit)
-    _check_content_type(request, empty=not body)
+    _content_type(request, (JSON_TYPE,), empty=not body)
     if not body:
         raise MalformedRequest("the body is empty; send a JSON object")
     return parse(model, parse_json(body))
@@ -108,17 +111,64 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _check_content_type(request: Request, *, empty: bool) -> None:
+async def read_import(request: Request) -> list[ExportedMemory]:
+    """The memories of an NDJSON or JSON body. Problems: 400, 413, 415, 422, with the line at fault."""
+    body = await _read(request, MAX_CHUNK)
+    kind = _content_type(request, (JSON_TYPE, NDJSON_TYPE), empty=not body)
+    if not body:
+        raise MalformedRequest("the body is empty; send an export, whole or some lines of it")
+    # of a large body other requests should not wait for
+    return await asyncio.to_thread(_export_of if kind == JSON_TYPE else _lines_of, body)
+
+
+def _export_of(body: bytes) -> list[ExportedMemory]:
+    return _each_once(parse(Export, parse_json(body)).memories)
+
+
+def _lines_of(body: bytes) -> list[ExportedMemory]:
+    """Line by line; the first may be an export's header."""
+    memories: list[ExportedMemory] = []
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            data = parse_json(line)
+            if not memories and isinstance(data, dict) and "schema" in data:
+                parse(Header, data)
+                continue
+            if len(memories) >= MAX_CHUNK_MEMORIES:
+                raise Invalid(f"at most {MAX_CHUNK_MEMORIES} memories a request; send the rest in others")
+            memories.append(parse(ExportedMemory, data))
+        except Problem as problem:
+            problem.detail = f"line {number}: {problem.detail}"
+            problem.extra["line"] = number
+            raise
+    return _each_once(memories)
+
+
+def _each_once(memories: list[ExportedMemory]) -> list[ExportedMemory]:
+    seen: set[str] = set()
+    for memory in memories:
+        if memory.id in seen:
+            raise Invalid(f"id: {memory.id} is there twice", field="id")
+        seen.add(memory.id)
+    return memories
+
+
+def _content_type(request: Request, served: tuple[str, ...], *, empty: bool) -> str | None:
+    """That of the body, one of `served`."""
     given = request.headers.get("content-type")
     if given is None and empty:
-        return
+        return None
     message = Message()
     message["content-type"] = given or "none/none"
     charset = message.get_param("charset", "utf-8")
-    if message.get_content_type() != "application/json" or str(charset).lower() not in ("utf-8", "utf8"):
-        raise UnsupportedMedia("the body must be JSON: send Content-Type: application/json")
+    kind = message.get_content_type()
+    if kind not in served or str(charset).lower() not in ("utf-8", "utf8"):
+        raise UnsupportedMedia(f"the body must be JSON: send Content-Type: {' or '.join(served)}")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
+    return kind
 
 
 async def _read(request: Request, limit: int) -> bytes:

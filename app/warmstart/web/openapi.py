@@ -21,12 +21,16 @@ from warmstart.errors import (
     Overloaded,
     Problem,
     RateLimited,
+    Stale,
     TenantAssertion,
     Unauthorized,
 )
 from warmstart.web.api import INPUT_PROBLEMS, OPERATIONS, PATH_PARAMETERS, Operation
+from warmstart.web.decode import JSON_TYPE
 from warmstart.web.problems import MEDIA_TYPE, ProblemDetails
 
+#: NDJSON; docs/export.schema.json says what is on a line.
+LINES: Final = {"type": "string"}
 REF: Final = "#/components/schemas/{model}"
 #: What any operation that needs a key may answer.
 COMMON_PROBLEMS: Final = (Unauthorized, Forbidden, RateLimited, TenantAssertion, AuthUnavailable, Overloaded)
@@ -90,7 +94,7 @@ def _operation(operation: Operation, query: Json) -> Json:
         "responses": _responses(operation),
     }
     if operation.body:
-        content = {"application/json": {"schema": _ref(operation.body)}}
+        content = {kind: {"schema": _ref(operation.body) if kind == JSON_TYPE else LINES} for kind in operation.takes}
         described["requestBody"] = {
             "required": True,
             "description": f"At most {operation.max_body} bytes.",
@@ -114,7 +118,7 @@ def _parameters(operation: Operation, query: Json) -> list[Json]:
     for name, schema in query.get("properties", {}).items():
         parameter = {"name": name, "in": "query", "required": name in query.get("required", [])}
         found.append({**parameter, "schema": _without_null(schema), "description": schema.get("description", "")})
-    if operation.method in ("PATCH", "DELETE") and "{id}" in operation.path:
+    if Stale in operation.problems:
         found.append(
             {
                 "name": "If-Match",
@@ -142,7 +146,9 @@ def _responses(operation: Operation) -> Json:
     for status, text in {operation.status: operation.summary, **operation.also}.items():
         described: Json = {"description": text, "headers": _headers(operation, status)}
         if operation.answer:
-            described["content"] = {"application/json": {"schema": _ref(operation.answer)}}
+            described["content"] = {
+                kind: {"schema": _ref(operation.answer) if kind == JSON_TYPE else LINES} for kind in operation.gives
+            }
         responses[str(status)] = described
     by_status: dict[int, list[type[Problem]]] = defaultdict(list)
     for problem in _problems(operation):
