@@ -108,6 +108,16 @@ class TenantWriter:
         touched = [memory_id]
         return await self._writer.change(run, {self._user_id: touched})
 
+    async def delete_many(self, ids: Sequence[str]) -> int:
+        """To the trash, all in one step; how many of them were active."""
+
+        async def run() -> int:
+            at = now()
+            rows = where.one_of("id", ids) & where.active()
+            return await self._update_all(rows, {"deleted_at": at, "expires_at": at + self._trash, "updated_at": at})
+
+        return await self._writer.change(run, {self._user_id: list(ids)})
+
     async def delete_for_good(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> None:
         async def run() -> None:
             row = await self._one(memory_id)
@@ -118,6 +128,17 @@ class TenantWriter:
 
         touched = [memory_id]
         await self._writer.change(run, {self._user_id: touched})
+
+    async def empty_trash(self, until: datetime) -> list[str]:
+        """Removes for good what was deleted up to `until`, at most MAX_VALUES; their ids, none once all are gone."""
+
+        async def run() -> list[str]:
+            ids = await self._reader.ids([where.compare("deleted_at", "<=", until)], where.MAX_VALUES)
+            if ids:
+                await self._lance.delete((where.tenant(self._user_id) & where.one_of("id", ids)).sql)
+            return ids
+
+        return await self._writer.change(run, {self._user_id: None})
 
     async def restore(self, memory_id: str) -> Row:
         async def run() -> Row:
