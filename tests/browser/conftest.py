@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -13,7 +14,8 @@ from playwright.async_api import Browser, async_playwright
 from browser.site import Person, Site, serving, visit
 from fakes.provider import FakeProvider
 from integration.conftest import TestServer, postgres_session, quicken
-from integration.service import DIM, Tenant, fresh_database, settings_for, well
+from integration.service import DIM, Tenant, fresh_database, hosted, settings_for, well
+from warmstart.config import Settings
 from warmstart.runtime import open_runtime
 
 __all__ = ["postgres_session"]
@@ -39,8 +41,14 @@ async def site(
     settings = settings_for(tmp_path_factory.mktemp("home"), dsn, provider)
     with pytest.MonkeyPatch.context() as patch:
         quicken(patch)
-        async with open_runtime(settings) as runtime, serving(runtime, provider) as opened:
-            yield opened
+        async with hosted(opened(settings, provider)) as made:
+            yield made
+
+
+@asynccontextmanager
+async def opened(settings: Settings, provider: FakeProvider) -> AsyncIterator[Site]:
+    async with open_runtime(settings) as runtime, serving(runtime, provider) as site:
+        yield site
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -28,6 +28,8 @@ AXE: Final = Path(AXE_FILE_PATH).read_text()
 RULES: Final = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 
 COLOURS: Final = {"runOnly": ["color-contrast"]}
+#: What a narrow screen changes.
+SIZES: Final = {"runOnly": ["target-size", "scrollable-region-focusable", "meta-viewport"]}
 
 expect.set_options(timeout=15_000)
 
@@ -114,7 +116,9 @@ class Person:
 
 
 async def visit(site: Site, browser: Browser, tenant: Tenant, **options: Any) -> Person:
-    context = await browser.new_context(**({"viewport": DESKTOP, "locale": "en-GB"} | options))
+    context = await browser.new_context(
+        **({"viewport": DESKTOP, "locale": "en-GB", "reduced_motion": "reduce"} | options)
+    )
     page = await context.new_page()
     person = Person(site, tenant, context, page)
 

@@ -1,8 +1,8 @@
-"""Each page in both themes, wide and narrow: axe finds nothing, nothing sticks out, and pictures are kept to look at."""
+"""Each page in both themes, wide and narrow: axe finds nothing, nothing sticks out, and pictures of it are kept."""
 
 from __future__ import annotations
 
-from browser.site import DESKTOP, PHONE
+from browser.site import COLOURS, DESKTOP, PHONE, RULES, SIZES, Person
 from integration.service import Tenant
 
 NOTES = [
@@ -64,18 +64,17 @@ PAGES = {
 
 async def look(person: Person, name: str) -> list[str]:
     """The page as it is, in both themes and on a phone; what is wrong with it."""
-    wrong = []
-    for theme in ("light", "dark"):
-        await person.page.emulate_media(color_scheme=theme)
-        wrong += await person.offences(RULES if theme == "light" else COLOURS)
-        await person.shoot(f"{name}-{theme}-wide")
+    wrong = await person.offences(RULES)
+    await person.shoot(f"{name}-light-wide")
+    await person.page.emulate_media(color_scheme="dark")
+    wrong += await person.offences(COLOURS)
+    await person.shoot(f"{name}-dark-wide")
     await person.page.set_viewport_size(PHONE)
     if (pixels := await person.overflow()) > 0:
         wrong.append(f"{name}: {pixels} pixels wider than a phone")
+    wrong += await person.offences(SIZES)
     await person.shoot(f"{name}-dark-narrow")
     await person.page.emulate_media(color_scheme="light")
-    wrong += await person.offences(RULES)
-    await person.shoot(f"{name}-light-narrow")
     await person.page.set_viewport_size(DESKTOP)
     return wrong
 
