@@ -135,6 +135,7 @@ class TenantWriter:
         async def run() -> list[str]:
             ids = await self._reader.ids([where.compare("deleted_at", "<=", until)], where.MAX_VALUES)
             if ids:
+                await remove(self._history_table, ids, self._user_id)
                 await self._lance.delete((where.tenant(self._user_id) & where.one_of("id", ids)).sql)
             return ids
 

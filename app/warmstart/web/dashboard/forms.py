@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from warmstart.errors import Invalid
-from warmstart.memory import MAX_CONTENT, MAX_TITLE, MEMORY_TYPES, Memory, MemoryPatch, parse
+from warmstart.memory import MAX_CONTENT, MAX_TITLE, MEMORY_TYPES, Memory, MemoryPatch, Version, parse
 
 if TYPE_CHECKING:
     from warmstart.web.dashboard.view import Visit
@@ -90,7 +90,7 @@ class MemoryForm:
         return all(found)
 
 
-def texts_of(memory: Memory) -> dict[str, str]:
+def texts_of(memory: Memory | Version) -> dict[str, str]:
     """Each field as the form shows it."""
     found = {}
     for spec in SPECS:

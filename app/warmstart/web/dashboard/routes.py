@@ -21,6 +21,7 @@ VIEWS: Final = (
     View("/memories/restore", post=trash.restore),
     View("/memories/{id}", memory.show),
     View("/memories/{id}/edit", memory.edit, memory.save),
+    View("/memories/{id}/history/{version}/restore", post=memory.restore_version),
     View("/trash", trash.show),
     View("/trash/empty", trash.confirm, trash.empty),
     View("/namespaces", namespaces.show),

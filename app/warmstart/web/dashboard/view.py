@@ -31,7 +31,12 @@ MAX_FIELDS: Final = 300
 #: A path of this server, and nothing that a browser reads as another one.
 _LOCAL = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
 MAX_RETURN: Final = 2_000
-_PATTERNS: Final = {"id": ID_PATTERN, "name": NAMESPACE_PATTERN, "key": r"^[A-Za-z0-9_-]{1,64}$"}
+_PATTERNS: Final = {
+    "id": ID_PATTERN,
+    "name": NAMESPACE_PATTERN,
+    "key": r"^[A-Za-z0-9_-]{1,64}$",
+    "version": r"^[1-9][0-9]{0,8}$",
+}
 Form = dict[str, list[str]]
 
 

@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
 from starlette.responses import Response
 
-from warmstart.errors import Invalid, NotFound, Problem, Stale, TenantAssertion
+from warmstart.errors import Conflict, Duplicate, Invalid, NotFound, Problem, Stale, TenantAssertion
+from warmstart.memory import HistoryRequest, Memory, Version
 from warmstart.store.schema import title_of
-from warmstart.web.dashboard.forms import MemoryForm, blank, filled, merge, patch_of
+from warmstart.web.dashboard.forms import SPECS, MemoryForm, blank, filled, merge, patch_of, texts_of
 from warmstart.web.dashboard.markdown import render
 from warmstart.web.dashboard.view import Visit
+
+#: Of a memory's past, the newest are shown; an export has them all.
+VERSIONS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An earlier version, and what the edit that followed it changed."""
+
+    before: Version
+    until: datetime
+    changed: list[Change]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    label: str
+    before: str
+    after: str
 
 
 async def show(visit: Visit) -> Response:
     memory = await visit.memories.get(visit.path["id"])
-    return visit.show("memory.html", memory=memory, content=render(memory.content))
+    history = await visit.memories.history(memory.id, HistoryRequest(limit=VERSIONS))
+    return visit.show(
+        "memory.html", memory=memory, content=render(memory.content), steps=_steps(memory, history.versions)
+    )
+
+
+def _steps(memory: Memory, versions: Sequence[Version]) -> list[Step]:
+    steps = []
+    after: Memory | Version = memory
+    for before in versions:
+        was, became = texts_of(before), texts_of(after)
+        changes = [Change(s.label, was[s.name], became[s.name]) for s in SPECS if was[s.name] != became[s.name]]
+        steps.append(Step(before, after.updated_at, changes))
+        after = before
+    return steps
+
+
+async def restore_version(visit: Visit) -> Response:
+    memory_id = visit.path["id"]
+    try:
+        await visit.memories.restore_version(memory_id, int(visit.path["version"]), visit.field("etag"))
+    except (Stale, Duplicate, Conflict) as problem:
+        return await visit.go(f"/memories/{memory_id}", f"Nothing was restored: {problem.detail}.")
+    return await visit.go(f"/memories/{memory_id}", "The earlier version is back; what it replaced is in the history.")
 
 
 async def edit(visit: Visit) -> Response:
