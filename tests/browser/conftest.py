@@ -14,7 +14,7 @@ from playwright.async_api import Browser, async_playwright
 from browser.site import Person, Site, serving, visit
 from fakes.provider import FakeProvider
 from integration.conftest import TestServer, postgres_session, quicken
-from integration.service import DIM, Tenant, fresh_database, hosted, settings_for, well
+from integration.service import DIM, Tenant, fresh_database, hosted, settings_for, until, well
 from warmstart.config import Settings
 from warmstart.runtime import open_runtime
 
@@ -64,7 +64,14 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def tenant(site: Site, provider: FakeProvider) -> AsyncIterator[Tenant]:
     await site.app.compact()
-    yield await site.app.tenant()
+    made = await site.app.tenant()
+
+    async def known() -> bool:
+        """On a busy machine Postgres may take longer than a request waits for it."""
+        return (await made.http.get("/v1/health")).status_code == 200
+
+    await until(known)
+    yield made
     site.delay_s = 0.0
     well(provider)
 

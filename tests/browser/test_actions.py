@@ -165,6 +165,7 @@ async def test_hostile_memories_do_nothing_and_break_nothing(person: Person, ten
 async def test_a_session_lost_on_the_way_leads_back(person: Person, tenant: Tenant) -> None:
     made = await tenant.save("what the search was for")
     page = person.page
+    await person.go("/")
     await person.context.clear_cookies()
     await page.locator("#q").fill("search")
     await expect(page.get_by_label("API key")).to_be_visible()
@@ -185,8 +186,9 @@ async def test_a_session_lost_on_the_way_leads_back(person: Person, tenant: Tena
 async def test_on_a_slow_server_the_last_word_wins(person: Person, tenant: Tenant) -> None:
     await tenant.save("alpha station")
     await tenant.save("beta station")
-    person.site.delay_s = 1.0
     page = person.page
+    await person.go("/")
+    person.site.delay_s = 1.0
     await page.locator("#q").press_sequentially("alpha", delay=20)
     await expect(page.locator("#results")).to_have_attribute("aria-busy", "true")
     await page.locator("#q").fill("beta station")
@@ -199,6 +201,7 @@ async def test_on_a_slow_server_the_last_word_wins(person: Person, tenant: Tenan
 async def test_a_degraded_server_says_so_and_goes_on(person: Person, tenant: Tenant) -> None:
     await tenant.save("the printer is on the third floor")
     page = person.page
+    await person.go("/")
     with down(person.site.provider):
         await page.locator("#q").fill("printer")
         await expect(page.locator("#results .banner")).to_contain_text("search goes by words alone")
