@@ -560,3 +560,58 @@ async def test_static_files_are_kept_and_nothing_else_is_served(visitor: Visitor
     assert "immutable" in answer.headers["cache-control"]
     for path in ("/static/../session.py", "/static/%2e%2e/session.py", "/static/", "/static/none.css"):
         assert (await visitor.http.get(path)).status_code == 404
+
+
+async def test_everything_is_exported_and_imported_again(
+    app: App, alice: Tenant, bob: Tenant, visitor: Visitor
+) -> None:
+    made = await alice.save("kept through it all", tags=["t"])
+    await alice.patch(f"/v1/memories/{made['id']}", {"content": "edited"})
+    gone = await alice.save("in the trash")
+    await alice.delete(f"/v1/memories/{gone['id']}")
+    await visitor.get("/transfer")
+    assert visitor.count == 2
+    answer = await visitor.http.get("/transfer/export?format=ndjson")
+    assert answer.status_code == 200
+    assert "attachment" in answer.headers["content-disposition"]
+    header, *lines = answer.text.splitlines()
+    assert len(lines) == 2
+    [token] = re.findall(r'data-token="([^"]+)"', visitor.page)
+    send = {"content-type": "application/x-ndjson", "sec-fetch-site": "same-origin"}
+    refused = await visitor.http.post("/transfer/import", content="\n".join(lines), headers=send)
+    assert refused.status_code == 403
+    for memory in (made, gone):
+        await alice.delete(f"/v1/memories/{memory['id']}", hard="true")
+    taken = await visitor.http.post(
+        "/transfer/import", content="\n".join(lines), headers=send | {"x-csrf-token": token}
+    )
+    assert taken.json()["created"] == 2
+    again = await visitor.http.get("/transfer/export?format=ndjson")
+    assert again.text.splitlines()[1:] == lines
+    visitor.http.cookies.clear()
+    lost = await visitor.http.post("/transfer/import", content=header, headers=send)
+    assert (lost.status_code, lost.headers["content-type"]) == (401, "application/problem+json")
+
+
+async def test_history_is_shown_and_an_earlier_version_comes_back(alice: Tenant, visitor: Visitor) -> None:
+    made = await alice.save("<b>first</b>")
+    await alice.patch(f"/v1/memories/{made['id']}", {"content": "second", "tags": ["new"]})
+    await visitor.get(f"/memories/{made['id']}")
+    assert "Version 1" in visitor.page
+    assert "&lt;b&gt;first&lt;/b&gt;" in visitor.page
+    action = f"/memories/{made['id']}/history/1/restore"
+    stale = visitor.fields(action)
+    await alice.patch(f"/v1/memories/{made['id']}", {"importance": 0.9})
+    await visitor.post(action, **stale)
+    assert visitor.notice.startswith("Nothing was restored")
+    await visitor.submit(action)
+    assert (await alice.get(f"/v1/memories/{made['id']}"))["content"] == "<b>first</b>"
+
+
+async def test_what_a_trashed_memory_replaced_is_found_again(alice: Tenant, visitor: Visitor) -> None:
+    old = await alice.save("the office is in Rome")
+    new = await alice.save("the office is in Oslo", supersedes=old["id"])
+    await visitor.get(f"/memories/{old['id']}")
+    assert f'href="/memories/{new["id"]}"' in visitor.page
+    await visitor.post("/memories/trash", [new["id"]])
+    assert await alice.found("office in Rome") == [old["id"]]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hmac
+from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from warmstart.errors import Forbidden
 
-FIELD = "csrf"
+FIELD: Final = "csrf"
+#: Where a script sends something else than a form.
+HEADER: Final = "x-csrf-token"
 
 
 def check_origin(request: Request) -> None:

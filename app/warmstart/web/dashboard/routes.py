@@ -32,6 +32,8 @@ VIEWS: Final = (
     View("/activity", activity.show),
     View("/health", health.show),
     View("/transfer", transfer.show),
+    View("/transfer/export", transfer.export),
+    View("/transfer/import", post=transfer.take, raw=True),
 )
 
 

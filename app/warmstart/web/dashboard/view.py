@@ -112,10 +112,19 @@ Handler = Callable[[Visit], Awaitable[Response]]
 
 
 class View:
+    """`raw`: what is posted is no form but a body for the handler to read, sent by a script with the form's token."""
+
     def __init__(
-        self, path: str, get: Handler | None = None, post: Handler | None = None, *, signed_in: bool = True
+        self,
+        path: str,
+        get: Handler | None = None,
+        post: Handler | None = None,
+        *,
+        signed_in: bool = True,
+        raw: bool = False,
     ) -> None:
         self.path = path
+        self._raw = raw
         self._handlers = {name: handler for name, handler in (("GET", get), ("POST", post)) if handler}
         self._signed_in = signed_in
 
@@ -123,7 +132,8 @@ class View:
         request = Request(scope, receive)
         secure = scope["state"]["clients"].is_secure(scope, request.headers)
         visit = Visit(request, scope["state"]["sessions"], secure)
-        scope[PROBLEM_RESPONSE] = lambda problem: problem_page(visit, problem)
+        if not self._raw:
+            scope[PROBLEM_RESPONSE] = lambda problem: problem_page(visit, problem)
         scope[ANSWER_HEADERS].update(PAGE_HEADERS)
         try:
             response = await self._answer(visit)
@@ -131,8 +141,8 @@ class View:
             response = Response(status_code=CLIENT_CLOSED)
         if visit.notice is not None:
             visit.sessions.forget(response, secure=secure)
-        if scope["method"] == "HEAD" and hasattr(response, "body"):
-            response.body = b""
+        if scope["method"] == "HEAD":
+            response = Response(status_code=response.status_code, headers=dict(response.headers))
         await response(scope, receive, send)
 
     async def _answer(self, visit: Visit) -> Response:
@@ -145,16 +155,19 @@ class View:
                 raise NotFound("there is nothing at this address")
         if method == "POST":
             csrf.check_origin(visit.request)
-            visit.form = await read_form(visit.request)
+            visit.form = {} if self._raw else await read_form(visit.request)
         if self._signed_in:
             try:
                 visit.session = await visit.sessions.open(visit.request, secure=visit.secure)
             except Unauthorized:
+                if self._raw:
+                    raise
                 return lost(visit)
             await count_request(visit.request.scope, visit.runtime, visit.session.identity)
             if method == "POST":
-                csrf.check_token(visit.field(csrf.FIELD), visit.session.token)
-        if "fragment" not in visit.query:
+                given = visit.request.headers.get(csrf.HEADER, "") if self._raw else visit.field(csrf.FIELD)
+                csrf.check_token(given, visit.session.token)
+        if "fragment" not in visit.query and not self._raw:
             visit.notice = await visit.sessions.told(visit.request, secure=visit.secure)
         return await handler(visit)
 
