@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -135,6 +136,32 @@ async def test_namespaces_and_keys(person: Person, tenant: Tenant) -> None:
     await page.get_by_role("button", name="Revoke").click()
     await expect(page.locator(".notice")).to_contain_text("laptop is revoked")
     assert await person.count() == 1
+
+
+@pytest.mark.parametrize("form", ["JSON", "NDJSON"])
+async def test_an_export_is_downloaded_and_imported_again(
+    person: Person, tenant: Tenant, tmp_path: Path, form: str
+) -> None:
+    await tenant.save('first\nof two, with "quotes" and {braces},')
+    await tenant.save("second", metadata={"big": 12345678901234567890})
+    page = person.page
+    await page.get_by_role("link", name="Export & import").click()
+    async with page.expect_download() as download:
+        await page.get_by_role("link", name=f"Download {form}", exact=True).click()
+    file = tmp_path / (await download.value).suggested_filename
+    await (await download.value).save_as(file)
+    before = await tenant.get("/v1/memories")
+    for memory in before["memories"]:
+        await tenant.delete(f"/v1/memories/{memory['id']}", hard="true")
+    for outcome in ("Done: 2 imported.", "Done: 0 imported; 2 were here already."):
+        await page.get_by_label("A file that Warmstart exported").set_input_files(file)
+        await page.get_by_role("button", name="Import").click()
+        await expect(page.locator("#outcome")).to_have_text(outcome)
+    assert await tenant.get("/v1/memories") == before
+    file.write_text("something else")
+    await page.get_by_label("A file that Warmstart exported").set_input_files(file)
+    await page.get_by_role("button", name="Import").click()
+    await expect(page.locator("#outcome")).to_contain_text("This is no export of Warmstart.")
 
 
 HOSTILE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from typing import Any, Final
@@ -68,7 +69,7 @@ async def _searched(visit: Visit, query: str, filters: dict[str, str]) -> Result
     if tag := fields.pop("tag", None):
         fields["tags"] = [tag]
     answer = await visit.memories.search(parse(SearchRequest, {**fields, "query": query, "limit": HITS}))
-    found = [explain(hit, query) for hit in answer.hits]
+    found = await asyncio.to_thread(lambda: [explain(hit, query) for hit in answer.hits])
     return Results(list(answer.hits), len(found), found=found, search=answer)
 
 

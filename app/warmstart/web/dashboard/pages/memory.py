@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,9 +40,9 @@ class Change:
 async def show(visit: Visit) -> Response:
     memory = await visit.memories.get(visit.path["id"])
     history = await visit.memories.history(memory.id, HistoryRequest(limit=VERSIONS))
-    return visit.show(
-        "memory.html", memory=memory, content=render(memory.content), steps=_steps(memory, history.versions)
-    )
+    # some texts are made to take long: other requests go on meanwhile
+    content = await asyncio.to_thread(render, memory.content)
+    return visit.show("memory.html", memory=memory, content=content, steps=_steps(memory, history.versions))
 
 
 def _steps(memory: Memory, versions: Sequence[Version]) -> list[Step]:
