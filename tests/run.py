@@ -23,7 +23,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: Longest time of a tier without the slow tests, several times what it takes; a hang ends with a stack for each thread.
-TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "containers": 900, "vm": 900}
+TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "browser": 600, "containers": 900, "vm": 900}
 #: Tiers whose tests wait as much as they compute and share nothing: two processes, each with whole modules of them.
 SHARED_OUT: Final = ("unit", "integration")
 PROCESSES: Final = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
@@ -53,6 +53,10 @@ def no_redis() -> str:
     return "" if shutil.which("redis-server") else "redis-server is not installed"
 
 
+def no_browser() -> str:
+    return "" if shutil.which("chromium") else "chromium is not installed"
+
+
 def not_root() -> str:
     return "" if os.geteuid() == 0 else "they mount file systems, which only root may"
 
@@ -78,8 +82,10 @@ def no_machine() -> str:
 
 #: Tests that not every machine can run: their marker, and what is lacking here, in a few words.
 LACKING: Final[dict[str, Callable[[], str]]] = {
-    "services": no_redis, "root": not_root, "containers": no_engine, "vm": no_machine,
+    "services": no_redis, "root": not_root, "browser": no_browser, "containers": no_engine, "vm": no_machine,
 }  # fmt: skip
+#: A tier that is left out as a whole where its part is lacking.
+WHOLE: Final = frozenset({"browser"})
 #: Tiers in containers, with the module of tests/ that makes what they need.
 BUILDERS: Final = {"containers": "containers.build", "vm": "vm.image"}
 
@@ -104,6 +110,9 @@ class Runner:
 
     def tier(self, name: str) -> None:
         if name in BUILDERS and not self._ready(name):
+            return
+        if name in WHOLE and (lacking := LACKING[name]()):
+            self._not_run(name, f"{name}: {lacking}")
             return
         print(f"\n== {name}", flush=True)
         with tempfile.TemporaryDirectory() as folder:

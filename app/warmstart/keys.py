@@ -113,7 +113,10 @@ class KeyRing:
         """Whose key this is; raises Unauthorized, or AuthUnavailable where that can't be said now."""
         if not _KEY.fullmatch(api_key):
             raise Unauthorized("this is no API key: one is ws_sk_ and 43 characters")
-        key_hash = hash_key(api_key)
+        return await self.identify_hash(hash_key(api_key))
+
+    async def identify_hash(self, key_hash: str) -> Identity:
+        """The same by what is kept of a key: for a session that began with it."""
         if key_hash in self._snapshot.revoked:
             raise Unauthorized("this API key was revoked")
         if identity := self._admitted.get(key_hash):

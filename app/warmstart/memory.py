@@ -247,6 +247,8 @@ class ListRequest(Request):
     type: MemoryType | None = None
     tag: Tag | None = None
     source: Source | None = None
+    occurred_from: Instant | None = Field(None, description="Inclusive.")
+    occurred_to: Instant | None = Field(None, description="Exclusive.")
     include_deleted: bool = False
     only_deleted: bool = False
     limit: PageLimit = DEFAULT_PAGE

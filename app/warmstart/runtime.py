@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import structlog
 
+from warmstart.account import Account
+from warmstart.activity import Activity
 from warmstart.config import Settings
 from warmstart.embeddings import Embedder
 from warmstart.errors import EmbeddingError, Problem
@@ -21,6 +23,7 @@ from warmstart.search import Search
 from warmstart.service import MemoryService
 from warmstart.store.bookkeeping import Bookkeeping
 from warmstart.store.maintenance import Maintenance
+from warmstart.store.reads import Inspector
 from warmstart.store.table import Table, open_table, translated
 from warmstart.store.writer import Writer
 from warmstart.transfer import Transfers
@@ -45,6 +48,10 @@ class Runtime:
     keys: KeyRing
     limiter: RateLimiter
     transfers: Transfers = field(default_factory=Transfers)
+    activity: Activity = field(default_factory=Activity)
+
+    def account(self, user_id: str) -> Account:
+        return Account(self, user_id)
 
     def service(self, user_id: str) -> MemoryService:
         return MemoryService(self, user_id)
@@ -195,7 +202,11 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
             log.warning("store.migrating", detail=migrating(await table.share_back()))
         elif search.vectors_off == "space":
             log.error("store.space", detail=space_mismatch(table, settings))
-        yield Runtime(
+        runtime = Runtime(
             settings, metrics, cache, embedder, table, writer, maintenance, search, bookkeeping, keys,
             RateLimiter(cache),
         )  # fmt: skip
+        watching = asyncio.create_task(runtime.activity.watch(lambda: runtime.rung()[0], Inspector(table).queued))
+        stack.push_async_callback(asyncio.wait, {watching})
+        stack.callback(watching.cancel)
+        yield runtime

@@ -195,6 +195,19 @@ class MemoryService:
         else:
             await self._writer.delete(memory_id, if_match, etag)
 
+    async def delete_many(self, ids: Sequence[str]) -> int:
+        """To the trash, in one step; how many of `ids` were active memories."""
+        return await self._writer.delete_many(ids)
+
+    async def empty_trash(self, until: datetime) -> int:
+        """Removes for good what was deleted up to `until`; how many memories."""
+        removed = 0
+        while ids := await self._writer.empty_trash(until):
+            self._runtime.bookkeeping.note_gone(ids)
+            removed += len(ids)
+        self._audit("trash.empty", self._user_id, {"memories": removed})
+        return removed
+
     async def restore(self, memory_id: str) -> Memory:
         return to_memory(await self._writer.restore(memory_id))
 
@@ -302,6 +315,10 @@ class MemoryService:
             **partial,
         )
 
+    async def count(self, request: ListRequest) -> int:
+        """How many memories a listing of `request` gives over all its pages."""
+        return await self._reader.count(filters_of_list(request))
+
     async def counts(self) -> Counts:
         found, partial = await self._told(self._counts())
         return found.model_copy(update=partial)
@@ -341,6 +358,7 @@ class MemoryService:
         hits, outcome = await self._hits(request, limit, Budget.of(self._settings))
         took = time.perf_counter() - started
         self._runtime.metrics.search(outcome.mode, took)
+        self._runtime.activity.search(self._user_id, outcome.mode, took, degraded=bool(outcome.degraded))
         for reason in outcome.degraded:
             self._runtime.metrics.degraded("search", reason)
         return SearchResult(

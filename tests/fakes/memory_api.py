@@ -78,6 +78,10 @@ class FakeKeys:
             raise Unauthorized("this API key is not known")
         return self.known[api_key]
 
+    async def identify_hash(self, key_hash: str) -> FakeIdentity:
+        known = {hashlib.sha256(key.encode()).hexdigest(): key for key in self.known}
+        return await self.identify(known.get(key_hash, ""))
+
 
 class InMemoryAPI:
     """`error`, where set, is what every method raises."""
@@ -306,6 +310,9 @@ class FakeRuntime:
 
     def service(self, user_id: str) -> InMemoryAPI:
         return self.tenants.setdefault(user_id, InMemoryAPI())
+
+    def rung(self) -> tuple[list[str], str]:
+        return [], "hybrid"
 
     async def ready(self) -> tuple[bool, dict[str, Any]]:
         return self.readiness

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import httpx
@@ -38,6 +38,8 @@ DIM = 16
 MISSING = "mem_" + "0" * 26
 
 _numbers = itertools.count()
+
+T = TypeVar("T")
 
 with warnings.catch_warnings():
     # the tokenizer reads its data in a way that the standard library deprecates
@@ -231,15 +233,15 @@ def well(provider: FakeProvider) -> None:
 
 
 @asynccontextmanager
-async def hosted(context: AbstractAsyncContextManager[App]) -> AsyncIterator[App]:
+async def hosted(context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
     """`context` entered and left by one task of its own, as what is inside it requires."""
-    opened: asyncio.Future[App] = asyncio.get_running_loop().create_future()
+    opened: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     end = asyncio.Event()
 
     async def host() -> None:
         try:
-            async with context as app:
-                opened.set_result(app)
+            async with context as made:
+                opened.set_result(made)
                 await end.wait()
         except BaseException as error:
             if opened.done():

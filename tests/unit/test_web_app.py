@@ -72,7 +72,7 @@ def test_security_headers_are_on_answers_and_problems(http: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/no/such", "/v1/memories/", "/v1", "/", "/no", "/v1/memories/a%2Fb", "//v1/health"]
+    "path", ["/v1/no/such", "/v1/memories/", "/v1", "/memories", "/no", "/v1/memories/a%2Fb", "//v1/health"]
 )
 def test_an_unknown_path_is_a_problem(http: TestClient, path: str) -> None:
     # put in whole, since a client would take "//v1" for a host

@@ -80,7 +80,8 @@ def test_only_the_health_checks_need_no_key(doc: dict[str, Any]) -> None:
 def test_parameters_are_those_of_the_models(doc: dict[str, Any]) -> None:
     parameters = {p["name"]: p for p in doc["paths"]["/v1/memories"]["get"]["parameters"]}
     assert set(parameters) == {
-        "namespace", "type", "tag", "source", "include_deleted", "only_deleted", "limit", "cursor"
+        "namespace", "type", "tag", "source", "occurred_from", "occurred_to", "include_deleted", "only_deleted",
+        "limit", "cursor",
     }  # fmt: skip
     assert parameters["limit"]["schema"]["maximum"] == 200
     assert parameters["only_deleted"]["schema"] == {"default": False, "type": "boolean"}

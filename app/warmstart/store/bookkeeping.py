@@ -35,6 +35,8 @@ EVENT_DAYS: Final = 30
 PURGE_BATCH: Final = 5_000
 RESET_BATCH: Final = 5_000
 KEY_PREFIX: Final = "ws_sk_"
+#: Who acts where no tenant does, in the audit.
+OPERATOR: Final = "operator"
 SHOWN_CHARS: Final = len(KEY_PREFIX) + 4
 
 
@@ -159,7 +161,7 @@ class Bookkeeping(Outbox):
         tenant_id = "usr_" + secrets.token_hex(10)
         async with self.connection() as conn, conn.transaction():
             await conn.execute("INSERT INTO tenants (id, name) VALUES (%s, %s)", (tenant_id, _name(name)))
-            await insert_audit(conn, [audit_entry("operator", "tenant.create", tenant_id, {})])
+            await insert_audit(conn, [audit_entry(OPERATOR, "tenant.create", tenant_id, {})])
         return tenant_id
 
     async def tenants(self) -> list[Tenant]:
@@ -167,7 +169,7 @@ class Bookkeeping(Outbox):
             rows = await conn.execute("SELECT id, name, created_at FROM tenants ORDER BY created_at, id")
             return [Tenant(**row) async for row in rows]
 
-    async def create_key(self, tenant_id: str, name: str, *, unlimited: bool = False) -> str:
+    async def create_key(self, tenant_id: str, name: str, *, unlimited: bool = False, actor: str = OPERATOR) -> str:
         """The new key, which is shown this once; raises NotFound for an unknown tenant."""
         key = KEY_PREFIX + secrets.token_urlsafe(32)
         key_id = "key_" + secrets.token_hex(8)
@@ -180,7 +182,7 @@ class Bookkeeping(Outbox):
             if made.rowcount != 1:
                 raise NotFound(f"there is no tenant {tenant_id!r}")
             detail = {"tenant": tenant_id, "unlimited": unlimited}
-            await insert_audit(conn, [audit_entry("operator", "key.create", key_id, detail)])
+            await insert_audit(conn, [audit_entry(actor, "key.create", key_id, detail)])
         return key
 
     async def list_keys(self, tenant_id: str | None = None) -> list[ApiKey]:
@@ -192,15 +194,16 @@ class Bookkeeping(Outbox):
             )
             return [ApiKey(**row) async for row in rows]
 
-    async def revoke_key(self, id_or_prefix: str) -> str:
-        """Revokes one key, named by its id or shown prefix; answers its id.
+    async def revoke_key(self, id_or_prefix: str, tenant_id: str | None = None, *, actor: str = OPERATOR) -> str:
+        """Revokes one key, named by its id or shown prefix, of one tenant or of any; answers its id.
 
         Raises NotFound, or Conflict where several active keys share the prefix.
         """
         async with self.connection() as conn, conn.transaction():
             rows = await conn.execute(
-                "SELECT id FROM api_keys WHERE (id = %(key)s OR prefix = %(key)s) AND revoked_at IS NULL FOR UPDATE",
-                {"key": id_or_prefix},
+                "SELECT id FROM api_keys WHERE (id = %(key)s OR prefix = %(key)s) AND revoked_at IS NULL"
+                " AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s) FOR UPDATE",
+                {"key": id_or_prefix, "tenant": tenant_id},
             )
             ids = [row["id"] async for row in rows]
             if not ids:
@@ -208,7 +211,7 @@ class Bookkeeping(Outbox):
             if len(ids) > 1:
                 raise Conflict(f"several keys begin like this, name one by its id: {', '.join(sorted(ids))}")
             await conn.execute("UPDATE api_keys SET revoked_at = now() WHERE id = %s", (ids[0],))
-            await insert_audit(conn, [audit_entry("operator", "key.revoke", ids[0], {})])
+            await insert_audit(conn, [audit_entry(actor, "key.revoke", ids[0], {})])
         return str(ids[0])
 
     async def revoke_hashes(self, revoked: Mapping[str, datetime]) -> int:
@@ -221,7 +224,7 @@ class Bookkeeping(Outbox):
                 (list(revoked), list(revoked.values())),
             )
             ids = [row["id"] async for row in rows]
-            entries = [audit_entry("operator", "key.revoke", key_id, {"offline": True}) for key_id in ids]
+            entries = [audit_entry(OPERATOR, "key.revoke", key_id, {"offline": True}) for key_id in ids]
             await insert_audit(conn, entries)
         return len(ids)
 

@@ -121,6 +121,13 @@ class TenantWriter:
         touched = [memory_id]
         return await self._writer.change(run, {self._user_id: touched})
 
+    async def delete_many(self, ids: Sequence[str]) -> int:
+        """To the trash, all in one step; how many of them were active."""
+        touched = list(ids)
+        return await self._writer.change(
+            lambda: self._to_trash(where.one_of("id", ids), touched), {self._user_id: touched}
+        )
+
     async def delete_for_good(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> None:
         async def run() -> None:
             row = await self._one(memory_id)
@@ -131,6 +138,18 @@ class TenantWriter:
 
         touched = [memory_id]
         await self._writer.change(run, {self._user_id: touched})
+
+    async def empty_trash(self, until: datetime) -> list[str]:
+        """Removes for good what was deleted up to `until`, at most MAX_VALUES; their ids, none once all are gone."""
+
+        async def run() -> list[str]:
+            ids = await self._reader.ids([where.compare("deleted_at", "<=", until)], where.MAX_VALUES)
+            if ids:
+                await remove(self._history_table, ids, self._user_id)
+                await self._lance.delete((where.tenant(self._user_id) & where.one_of("id", ids)).sql)
+            return ids
+
+        return await self._writer.change(run, {self._user_id: None})
 
     async def restore(self, memory_id: str) -> Row:
         async def run() -> Row:
@@ -166,16 +185,17 @@ class TenantWriter:
         async def run() -> int:
             if not await self._reader.count([where.equals("namespace", name)]):
                 raise NotFound(f"no namespace {name!r}")
-            leaving = [where.equals("namespace", name), where.active()]
-            linked = await self._reader.some([*leaving, where.starts_with("metadata", LINKED)])
-            await self._superseding([]).release(linked)
-            at = now()
-            return await self._update_all(
-                where.all_of(leaving),
-                {"deleted_at": at, "expires_at": at + self._trash, "updated_at": at},
-            )
+            return await self._to_trash(where.equals("namespace", name), [])
 
         return await self._writer.change(run, {self._user_id: None})
+
+    async def _to_trash(self, rows: Predicate, touched: list[str]) -> int:
+        """The active ones of `rows`; how many they were."""
+        leaving = rows & where.active()
+        linked = await self._reader.some([leaving, where.starts_with("metadata", LINKED)])
+        await self._superseding(touched).release(linked)
+        at = now()
+        return await self._update_all(leaving, {"deleted_at": at, "expires_at": at + self._trash, "updated_at": at})
 
     def _row(self, memory_id: str) -> str:
         return (where.tenant(self._user_id) & where.equals("id", memory_id)).sql

@@ -70,11 +70,7 @@ def filters_of(request: SearchRequest) -> list[Predicate]:
         parts.append(where.equals("source", request.source))
     if request.min_importance is not None:
         parts.append(where.compare("importance", ">=", float(request.min_importance)))
-    if request.occurred_from is not None:
-        parts.append(where.compare("occurred_at", ">=", request.occurred_from))
-    if request.occurred_to is not None:
-        parts.append(where.compare("occurred_at", "<", request.occurred_to))
-    return parts
+    return parts + _occurred(request)
 
 
 def filters_of_list(request: ListRequest) -> list[Predicate]:
@@ -91,6 +87,15 @@ def filters_of_list(request: ListRequest) -> list[Predicate]:
         parts.append(where.has_all("tags", [request.tag]))
     if request.source is not None:
         parts.append(where.equals("source", request.source))
+    return parts + _occurred(request)
+
+
+def _occurred(request: SearchRequest | ListRequest) -> list[Predicate]:
+    parts = []
+    if request.occurred_from is not None:
+        parts.append(where.compare("occurred_at", ">=", request.occurred_from))
+    if request.occurred_to is not None:
+        parts.append(where.compare("occurred_at", "<", request.occurred_to))
     return parts
 
 
@@ -222,6 +227,15 @@ class Reader:
         with translated("read"):
             rows = await self._lance.query().where(self._where(filters)).select(SHOWN).to_arrow()
         found: list[Row] = self._checked(rows).to_pylist()
+        return found
+
+    async def ids(self, filters: Sequence[Predicate], limit: int) -> list[str]:
+        """Of at most `limit` rows that match, in no order."""
+        with translated("read"):
+            rows = (
+                await self._lance.query().where(self._where(filters)).select(["id", "user_id"]).limit(limit).to_arrow()
+            )
+        found: list[str] = self._checked(rows)["id"].to_pylist()
         return found
 
     async def page(
@@ -370,6 +384,16 @@ class Inspector:
         with translated("read"):
             rows = await self._lance.query().where(foreign.sql).select(["id"]).to_arrow()
         return set(rows["id"].to_pylist())
+
+    async def queued(self) -> dict[str, int]:
+        """How many memories of each tenant wait for their vector; those of none are not named."""
+        waiting = where.equals("embedding_status", "queued") & where.active()
+        totals: dict[str, int] = {}
+        with translated("read the queue"):
+            async for batch in await self._lance.query().where(waiting.sql).select(["user_id"]).to_batches():
+                for row in batch.column(0).value_counts().to_pylist():
+                    totals[row["values"]] = totals.get(row["values"], 0) + row["counts"]
+        return totals
 
     async def expired_ids(self, at: datetime, limit: int) -> list[str]:
         with translated("read the trash"):

@@ -311,8 +311,11 @@ async def delete_namespace(call: Call) -> Response:
 
 
 async def export_memories(call: Call) -> Response:
-    form: Format = call.query.format
-    chunks = call.api.export(form)
+    return await export_answer(call.api, call.query.format)
+
+
+async def export_answer(api: MemoryAPI, form: Format) -> Response:
+    chunks = api.export(form)
     first = await anext(chunks)  # what can't be exported is said before the answer begins
 
     async def body() -> AsyncIterator[bytes]:

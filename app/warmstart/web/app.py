@@ -27,9 +27,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from warmstart.errors import Problem, TenantAssertion
 from warmstart.web.api import CLIENT_CLOSED, OPERATIONS, Call, Operation, resources
 from warmstart.web.auth import ANSWER_HEADERS, Authentication, Clients, HostCheck, Hosts, LoadLimit, needs_key
+from warmstart.web.dashboard import Sessions, dashboard_routes
 from warmstart.web.metrics import method_label, metrics, route_label
 from warmstart.web.openapi import document
-from warmstart.web.problems import http_exception, method_not_allowed, problem_response
+from warmstart.web.problems import PROBLEM_RESPONSE, http_exception, method_not_allowed, problem_response
 from warmstart.web.runtime import OpenRuntime
 
 log = structlog.get_logger(__name__)
@@ -63,9 +64,15 @@ def create_app(open_runtime: OpenRuntime) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
         async with open_runtime() as runtime:
-            hosts, clients = Hosts(runtime.settings), Clients(runtime.settings)
+            settings = runtime.settings
             async with streamable_http(runtime) as mcp:
-                yield {"runtime": runtime, "hosts": hosts, "clients": clients, "mcp": mcp}
+                yield {
+                    "runtime": runtime,
+                    "hosts": Hosts(settings),
+                    "clients": Clients(settings),
+                    "sessions": Sessions(settings.warmstart_home),
+                    "mcp": mcp,
+                }
 
     app = Starlette(
         routes=[
@@ -73,6 +80,7 @@ def create_app(open_runtime: OpenRuntime) -> Starlette:
             # both, since a redirect loses the body in some clients
             Route("/mcp", McpEndpoint()),
             Route("/mcp/", McpEndpoint()),
+            *dashboard_routes(),
         ],
         middleware=[
             Middleware(Answer),
@@ -134,9 +142,10 @@ class Answer:
                 except Exception as error:
                     if isinstance(error, TenantAssertion):
                         measures.tenant_assertion()
-                    response = _as_response(error, request_id)  # logs what was not foreseen
+                    problem = _as_problem(error, request_id)  # logs what was not foreseen
                     if status:  # the answer is on its way: all that is left is to break it off
                         raise
+                    response = scope.get(PROBLEM_RESPONSE, problem_response)(problem)
                     await response(scope, receive, send_with_headers)
         finally:
             seconds = time.perf_counter() - started
@@ -145,14 +154,14 @@ class Answer:
             _log_request(scope, request_id, status or CLIENT_CLOSED, seconds)
 
 
-def _as_response(error: Exception, request_id: str) -> Response:
+def _as_problem(error: Exception, request_id: str) -> Problem:
     if isinstance(error, TenantAssertion):
         log.critical("tenant.assertion", detail=error.detail)
     elif not isinstance(error, Problem):
         log.error("http.unexpected", exc_info=error)
         error = Problem("something went wrong in the server; its log has the cause under this request id")
         error.extra["request_id"] = request_id
-    return problem_response(error)
+    return error
 
 
 def _request_id(scope: Scope) -> str:

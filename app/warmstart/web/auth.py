@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from warmstart.errors import AuthUnavailable, ConfigError, Forbidden, Overloaded
 from warmstart.web.runtime import Runtime
 
 if TYPE_CHECKING:
+    from warmstart.keys import Identity
     from warmstart.ratelimit import Allowance
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -81,6 +83,14 @@ class Clients:
             return str(ipaddress.ip_network((found, 64), strict=False))
         return str(found)
 
+    def is_secure(self, scope: Scope, headers: Headers) -> bool:
+        """Whether the client speaks TLS, to this process or to a trusted proxy before it."""
+        if scope["scheme"] == "https":
+            return True
+        peer = parse_address((scope.get("client") or ("",))[0])
+        forwarded = headers.get("x-forwarded-proto", "").rpartition(",")[2].strip()
+        return peer is not None and self._is_trusted(peer) and forwarded == "https"
+
     def _is_trusted(self, address: IPAddress) -> bool:
         return any(address in network for network in self.trusted)
 
@@ -124,24 +134,26 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and needs_key(scope["path"]):
-            await _log_in(scope, scope["state"]["runtime"], scope["state"]["clients"])
+            runtime, headers = scope["state"]["runtime"], Headers(scope=scope)
+            identity = await log_in(scope, runtime, scope["state"]["clients"], lambda: _bearer(headers))
+            await count_request(scope, runtime, identity)
         await self.app(scope, receive, send)
 
 
-async def _log_in(scope: Scope, runtime: Runtime, clients: Clients) -> None:
-    headers = Headers(scope=scope)
-    settings, limiter, count = runtime.settings, runtime.limiter, runtime.metrics.login
-    address = clients.address(scope, headers)
-    failures = settings.login_failures_per_minute
+async def log_in(scope: Scope, runtime: Runtime, clients: Clients, key: Callable[[], str]) -> Identity:
+    """Whose the API key is that `key` gives. Failures are counted by address, and over the limit none is looked at."""
+    limiter, count = runtime.limiter, runtime.metrics.login
+    address = clients.address(scope, Headers(scope=scope))
+    failures = runtime.settings.login_failures_per_minute
 
     allowance = await limiter.peek("login", address, failures)
     _announce(scope, allowance)
     if not allowance.allowed:
         count("rate_limited")
         raise _limited(allowance, "failed logins", "check the API key")
-    key = _bearer(headers)
+    given = key()
     try:
-        identity = await runtime.keys.identify(key)
+        identity = await runtime.keys.identify(given)
     except Unauthorized:
         _announce(scope, await limiter.hit("login", address, failures))
         count("unauthorized")
@@ -150,12 +162,17 @@ async def _log_in(scope: Scope, runtime: Runtime, clients: Clients) -> None:
         count("unavailable")
         raise
     count("ok")
+    return identity
+
+
+async def count_request(scope: Scope, runtime: Runtime, identity: Identity) -> None:
+    """Lets one request of a key in, or raises RateLimited."""
     scope["user"] = identity
+    limit = runtime.settings.rate_limit_per_minute
     if identity.unlimited:
-        limit = settings.rate_limit_per_minute
         _set_headers(scope, limit, limit, 0)
         return
-    allowance = await limiter.hit("key", identity.key_id, settings.rate_limit_per_minute)
+    allowance = await runtime.limiter.hit("key", identity.key_id, limit)
     _announce(scope, allowance)
     if not allowance.allowed:
         raise _limited(allowance, "requests", "slow down")

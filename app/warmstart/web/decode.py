@@ -36,7 +36,7 @@ _BOOLEANS: Final = {"true": True, "false": False, "True": True, "False": False}
 
 async def read_body(request: Request, model: type[M], limit: int) -> M:
     """The JSON body as `model`. Problems: 400, 413, 415, 422."""
-    body = await _read(request, limit)
+    body = await read_bytes(request, limit)
     _content_type(request, (JSON_TYPE,), empty=not body)
     if not body:
         raise MalformedRequest("the body is empty; send a JSON object")
@@ -113,7 +113,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 async def read_import(request: Request) -> list[ExportedMemory]:
     """The memories of an NDJSON or JSON body. Problems: 400, 413, 415, 422, with the line at fault."""
-    body = await _read(request, MAX_CHUNK)
+    body = await read_bytes(request, MAX_CHUNK)
     kind = _content_type(request, (JSON_TYPE, NDJSON_TYPE), empty=not body)
     if not body:
         raise MalformedRequest("the body is empty; send an export, whole or some lines of it")
@@ -171,7 +171,7 @@ def _content_type(request: Request, served: tuple[str, ...], *, empty: bool) -> 
     return kind
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def read_bytes(request: Request, limit: int) -> bytes:
     """The body, at most `limit` bytes of it, with or without a Content-Length."""
     body, size = bytearray(), 0
     try:

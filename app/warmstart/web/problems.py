@@ -18,6 +18,8 @@ DEFAULT_RETRY_AFTER: Final = 1
 #: An answer never echoes more than this of a request's own text, nor more faults.
 MAX_ECHO: Final = 500
 MAX_FAULTS: Final = 20
+#: Where in the scope a page leaves how its problems are shown.
+PROBLEM_RESPONSE: Final = "warmstart.problem_response"
 
 
 class Fault(BaseModel):
@@ -47,10 +49,10 @@ class ProblemDetails(BaseModel):
 def problem_response(problem: Problem) -> Response:
     # json.dumps escapes lone surrogates, which a refused field name may hold
     content = json.dumps(_bounded(problem.to_dict()), default=str).encode()
-    return Response(content, problem.status, _headers(problem), MEDIA_TYPE)
+    return Response(content, problem.status, headers_of(problem), MEDIA_TYPE)
 
 
-def _headers(problem: Problem) -> dict[str, str]:
+def headers_of(problem: Problem) -> dict[str, str]:
     headers: dict[str, str] = {}
     if problem.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="warmstart"'
