@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,7 +85,7 @@ def _setting(text: str) -> tuple[str, float]:
         raise click.BadParameter(f"{text!r} must be like rate=20 or memories=1000") from None
 
 
-def show(findings: list[slo.Finding] | tuple[slo.Finding, ...]) -> None:
+def show(findings: Sequence[slo.Finding]) -> None:
     for finding in findings:
         click.echo(str(finding))
     missed = slo.missed(findings)

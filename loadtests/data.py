@@ -28,7 +28,8 @@ LANGUAGES: Final = {"en": 68, "de": 8, "fr": 6, "es": 6, "zh": 6, "ja": 4, "ru":
 
 _COMPONENTS: Final = (
     "worker", "scheduler", "API gateway", "billing service", "search index", "cache", "message queue", "login page",
-    "session store", "migration", "backup job", "rate limiter", "webhook", "image pipeline", "feature flag", "CI runner",
+    "session store", "migration", "backup job", "rate limiter", "webhook", "image pipeline", "feature flag",
+    "CI runner",
 )  # fmt: skip
 _SUBJECTS: Final = (
     "timeout", "connection pool", "retry", "lock", "schema", "token", "encoding", "time zone", "pagination",
@@ -39,8 +40,10 @@ _PHRASES: Final[dict[str, tuple[Sequence[str], Sequence[str]]]] = {
     "en": (
         ("The {c} needs another {s} than the default.", "We decided to move the {s} into the {c}.",
          "Watch out: the {s} of the {c} is shared by all tests.", "When the {c} restarts, its {s} is lost."),
-        ("It failed twice in production because nobody looked at the log.", "The old value was copied from a blog post.",
-         "Changing it back brings the flaky test back within a day.", "Ask before you raise it, since the vendor bills it.",
+        ("It failed twice in production because nobody looked at the log.",
+         "The old value was copied from a blog post.",
+         "Changing it back brings the flaky test back within a day.",
+         "Ask before you raise it, since the vendor bills it.",
          "The fix is one line, but the reason took us a week.", "See the runbook for how to check it by hand."),
     ),
     "de": (
@@ -64,7 +67,8 @@ _PHRASES: Final[dict[str, tuple[Sequence[str], Sequence[str]]]] = {
     ),
     "ja": (
         ("{c} の {s} は既定値のままでは足りません。", "注意：{c} を再起動すると {s} が失われます。"),
-        ("前回の障害の原因はこれでした。", "変更する前に手順書を確認してください。", "この値は測定して決めたものです。"),
+        ("前回の障害の原因はこれでした。", "変更する前に手順書を確認してください。",
+         "この値は測定して決めたものです。"),
     ),
     "ru": (
         ("Для {c} нужно другое значение {s}.", "Осторожно: {s} теряется при перезапуске {c}."),

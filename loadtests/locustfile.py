@@ -37,7 +37,8 @@ class User(Protocol):
 
 
 def tls() -> ssl.SSLContext:
-    return gevent.ssl.create_default_context(cadata=PLAN.authority or None)
+    context: ssl.SSLContext = gevent.ssl.create_default_context(cadata=PLAN.authority or None)
+    return context
 
 
 class Load(FastHttpUser):

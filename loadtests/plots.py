@@ -153,15 +153,14 @@ def _drawn(line: Line, colour: str, scale: _Scale) -> str:
 
 def _labels(lines: Sequence[Line], scale: _Scale) -> list[str]:
     """At the end of each line, pushed apart where they would overlap."""
-    wanted = []
+    wanted: list[tuple[float, str, str]] = []
     for line, colour in zip(lines, COLOURS, strict=False):
         known = [v for _, v in line.points if v is not None]
         if known:
-            wanted.append([scale.y(known[-1]) + 4, line.label, colour])
-    wanted.sort(key=lambda w: float(w[0]))
-    for above, below in zip(wanted, wanted[1:], strict=False):
-        below[0] = max(float(below[0]), float(above[0]) + LABEL_GAP)
-    return [
-        f'<text class="{colour}" x="{WIDTH - RIGHT + 8}" y="{float(y):.1f}">{escape(str(label))}</text>'
-        for y, label, colour in wanted
-    ]
+            wanted.append((scale.y(known[-1]) + 4, line.label, colour))
+    parts, free = [], 0.0
+    for at, label, colour in sorted(wanted):
+        y = max(at, free)
+        free = y + LABEL_GAP
+        parts.append(f'<text class="{colour}" x="{WIDTH - RIGHT + 8}" y="{y:.1f}">{escape(label)}</text>')
+    return parts

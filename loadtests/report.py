@@ -157,9 +157,10 @@ def _steps(run: Run) -> list[str]:
     best = slo.knee(found)
     said = f"The limits hold up to {best:g} requests a second." if best else "The first step missed its limits."
     rows = [(f"{s.rate:g}", f"{s.achieved:.1f}", f"{s.p95_ms:,.0f}", "held" if s.held else "missed") for s in found]
+    classes = ["ok" if s.held else "miss" for s in found]
     return [
         "<h2>The knee</h2>", f"<p>{said}</p>",
-        _table(("requests/s due", "right answers/s", "worst p95, ms", ""), rows, ["ok" if s.held else "miss" for s in found]),
+        _table(("requests/s due", "right answers/s", "worst p95, ms", ""), rows, classes),
     ]  # fmt: skip
 
 
@@ -241,9 +242,8 @@ def _states(run: Run, band: plots.Band | None) -> list[str]:
     def lines(pick: str) -> list[plots.Line]:
         found = []
         for process in processes:
-            points = [
-                (r.second, getattr(r, pick)) for r in run.readings if r.process == process and 0 <= r.second <= seconds
-            ]
+            mine = [r for r in run.readings if r.process == process and 0 <= r.second <= seconds]
+            points = [(r.second, getattr(r, pick)) for r in mine]
             if any(v is not None for _, v in points):
                 found.append(plots.Line(process, points))
         return found

@@ -26,7 +26,7 @@ from loadtests.scenario import Fault, Scenario
 from loadtests.targets import Target
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-RESULTS: Final = ROOT / "build" / "loadtests"
+RESULTS: Final = ROOT / ".cache" / "loadtests"
 LOCUSTFILE: Final = Path(__file__).with_name("locustfile.py")
 START_S: Final = 30.0
 #: After its last second: for requests that are still waited for, and Locust's own end.
@@ -43,8 +43,6 @@ class LoadFailed(Exception):
 class Options:
     name: str
     folder: Path
-    #: Scales limits of latency on a machine that was found slower.
-    slowness: float = 1.0
 
 
 def no_faults(target: Target, fault: Fault) -> AbstractContextManager[None]:
@@ -60,24 +58,42 @@ def run(
     breaker: Breaker = no_faults,
 ) -> report.Run:
     """Raises SeedingFailed, LoadFailed or PurgeFailed; limits that were missed are in the result."""
-    options.folder.mkdir(parents=True, exist_ok=True)
     with target.clients() as clients:
-        facts = _facts(target, scenario)
         before = [counts(client) for client in clients]
         try:
-            began = time.monotonic()
-            items = seeding.data_set(scenario.seed, f"{prefix}-seed", len(clients), scenario.memories)
-            seeded = target.seed(items, scenario.memories)
-            tell(f"{seeded:,} memories in {len(clients)} tenants, {time.monotonic() - began:.0f} s")
-            with _kept(clients, f"{prefix}-load", tell):
-                result = measure(scenario, target, prefix, options, facts | {"memories": seeded}, breaker)
+            seed(scenario, target, prefix, tell)
+            result = loaded(scenario, target, prefix, options, tell, breaker)
         finally:
             if not target.throwaway:
                 removed = purge(clients, f"{prefix}-seed")
                 tell(f"{removed:,} memories of the data set purged")
         if not target.throwaway and (after := [counts(client) for client in clients]) != before:
             raise PurgeFailed(f"memories (active, trashed) were {before} before the run and are {after}")
-    report.write(result, options.folder)
+    return result
+
+
+def seed(scenario: Scenario, target: Target, prefix: str, tell: seeding.Progress) -> None:
+    began = time.monotonic()
+    items = seeding.data_set(scenario.seed, f"{prefix}-seed", len(target.keys), scenario.memories)
+    created = target.seed(items, scenario.memories)
+    if created != scenario.memories:
+        raise seeding.SeedingFailed(f"of {scenario.memories} memories {created} were created")
+    tell(f"{created:,} memories in {len(target.keys)} tenants, {time.monotonic() - began:.0f} s")
+
+
+def loaded(
+    scenario: Scenario,
+    target: Target,
+    prefix: str,
+    options: Options,
+    tell: seeding.Progress,
+    breaker: Breaker = no_faults,
+) -> report.Run:
+    """The load on what is seeded, its report, and what it wrote removed."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with target.clients() as clients, _kept(clients, f"{prefix}-load", tell):
+        result = _measured(scenario, target, prefix, options, breaker)
+        report.write(result, options.folder)
     return result
 
 
@@ -94,10 +110,8 @@ def _kept(clients: Sequence[httpx.Client], prefix: str, tell: seeding.Progress) 
         raise PurgeFailed(f"memories (active, trashed) were {before} before the load and are {after}")
 
 
-def measure(
-    scenario: Scenario, target: Target, prefix: str, options: Options, facts: dict[str, Any], breaker: Breaker
-) -> report.Run:
-    """The load and what it met."""
+def _measured(scenario: Scenario, target: Target, prefix: str, options: Options, breaker: Breaker) -> report.Run:
+    facts = _facts(target, scenario)
     with tempfile.TemporaryDirectory(prefix="warmstart-load-") as name:
         plan = Plan(
             scenario=scenario, url=target.url, keys=target.keys, limited_key=target.limited_key,
@@ -111,17 +125,14 @@ def measure(
         samples = report.read_samples(plan.requests_file)
         (options.folder / "requests.csv").write_bytes(plan.requests_file.read_bytes())
     readings = sampler.write(options.folder / "readings.csv", looking.readings, began)
-    timeline = slo.Timeline(scenario.shape.seconds, *(fault or (None, None)), scenario.warm_up_s)
-    findings = slo.check(
-        samples, scenario.slo_rules, timeline, planned_requests(scenario), scenario.slo_refusals, options.slowness
-    )
+    since, until = fault or (None, None)
+    timeline = slo.Timeline(scenario.shape.seconds, since, until, scenario.warm_up_s)
+    findings = slo.check(samples, scenario.slo_rules, timeline, planned_requests(scenario), scenario.slo_refusals)
     late = slo.quantile(sorted(s.latency_ms - s.service_ms for s in samples), 0.99)
     facts |= {
         "sent late, p99": f"{late:.0f} ms",
         "load": f"{os.getloadavg()[0]:.1f} at the end (1 minute), {facts.pop('load_before')} before",
     }
-    if options.slowness != 1.0:
-        facts["limits"] = f"of latency scaled by {options.slowness:.2f}: this machine was measured slower"
     return report.Run(options.name, scenario, samples, readings, timeline, findings, facts)
 
 
@@ -187,6 +198,7 @@ def _facts(target: Target, scenario: Scenario) -> dict[str, Any]:
         else ("stack in containers" if target.stack else "warmstart serve"),
         "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}",
         "versions": f"warmstart {version('warmstart')}, locust {version('locust')}",
+        "data": f"{scenario.memories:,} memories, {len(target.keys)} tenants",
         "shape": json.dumps(scenario.shape.model_dump()),
         "load_before": f"{os.getloadavg()[0]:.1f}",
     }

@@ -37,12 +37,13 @@ Source = Callable[[], str]
 
 
 class Sampler:
-    """Context manager. `sources`: by process, where its metrics are; `health`: in place of them, a client with a key."""
+    """While its context lasts. `sources`: where each process has its metrics; `health`: else, a client with a key."""
 
     def __init__(self, sources: Mapping[str, Source], health: httpx.Client | None = None) -> None:
         self._sources, self._health = sources, health
-        #: Unix time of each look, then what was read.
+        #: Seconds are Unix time here.
         self.readings: list[Reading] = []
+        self._urls: dict[str, str] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -64,9 +65,11 @@ class Sampler:
 
     def _read(self, http: httpx.Client, process: str, source: Source) -> Reading:
         try:
+            url = self._urls[process] = self._urls.get(process) or source()
             # the name of the host as the service knows itself
-            text = http.get(source(), headers={"Host": "127.0.0.1"}).raise_for_status().text
+            text = http.get(url, headers={"Host": "127.0.0.1"}).raise_for_status().text
         except (httpx.HTTPError, OSError, AssertionError):
+            self._urls.pop(process, None)  # a process that was started anew may be elsewhere
             return Reading(time.time(), process, None, None, None)
         memory = metric(text, MEMORY)
         return Reading(

@@ -28,7 +28,7 @@ class _Part(BaseModel):
 
 
 class Fault(_Part):
-    """`do` is a fault of tests/containers/faults.py, done to `to`; or `rollout` or `migration`, which end by themselves."""
+    """`do` is done to `to` as in tests/containers/faults.py; a `rollout` and a `migration` end by themselves."""
 
     do: Literal["stopped", "paused", "slow", "disk-full", "rollout", "migration"]
     to: Literal["embeddings", "redis", "redis-rest", "postgres", "disk", "api"] = "api"

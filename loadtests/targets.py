@@ -115,8 +115,8 @@ def given(url: str, keys: list[str], confirmed_host: str, tell: seeding.Progress
         )
     if not is_loopback(url) and confirmed_host != host:
         raise ScenarioError(
-            f"{host} is not this machine: its users would feel the load. If that is meant, say so: --confirm-host {host} "
-            f"(make loadtest … CONFIRM_HOST={host})"
+            f"{host} is not this machine: its users would feel the load. If that is meant, name it again: "
+            f"--confirm-host {host} (make loadtest … CONFIRM_HOST={host})"
         )
     target = Target(url.rstrip("/"), keys, lambda items, count: 0, throwaway=False)
     with target.clients() as clients:

@@ -28,10 +28,10 @@ class Abuser:
             key = f"ws_sk_{secrets.token_urlsafe(32)}"
             caller.call("abuse key", "/v1/search", {"query": "x"}, due, key=key, judge=expects(401))
         elif kind == "storm" and self._world.limited_key:
-            body = {"query": self._world.generator.query()}
-            caller.call("abuse storm", "/v1/search", body, due, key=self._world.limited_key, judge=limited)
+            query = {"query": self._world.generator.query()}
+            caller.call("abuse storm", "/v1/search", query, due, key=self._world.limited_key, judge=limited)
         else:
-            body = b'{"content": "' + b"x" * HUGE_BYTES + b'"}'
+            body = '{"content": "' + "x" * HUGE_BYTES + '"}'
             caller.call("abuse huge", "/v1/memories", body, due, key=self._world.key(), judge=expects(413))
 
     def _may_guess(self, now: float) -> bool:

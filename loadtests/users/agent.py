@@ -80,11 +80,12 @@ class Session:
         due: float,
         judge: Callable[[Answer], Verdict] | None = None,
     ) -> Answer:
+        judge = judge or result_verdict
         if self.version == MODERN:
             params = {**params, "_meta": _META}
         body = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
         headers = self._headers(method, str(params.get("name", "")))
-        return caller.call(endpoint, "/mcp", body, due, key=self._key, headers=headers, judge=judge or result_verdict)
+        return caller.call(endpoint, "/mcp", body, due, key=self._key, headers=headers, judge=judge)
 
     def _headers(self, method: str, name: str) -> dict[str, str]:
         headers = {"Accept": "application/json, text/event-stream"}
@@ -129,7 +130,7 @@ def message(answer: Answer) -> dict[str, Any]:
     text = answer.text
     if answer.headers.get("content-type", "").startswith("text/event-stream"):
         # events without data are there to keep the stream open
-        text = next((line[6:] for line in text.splitlines() if line.startswith("data: {")), "")
+        text = next((line[6:] for line in text.split("\n") if line.startswith("data: {")), "")
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError(f"no message: {text[:100]}")

@@ -7,12 +7,14 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TextIO
-
-from locust.contrib.fasthttp import FastHttpSession
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loadtests.slo import Sample
 from loadtests.users.fields import FIELDS
+
+if TYPE_CHECKING:
+    # importing it patches the standard library, which is for the load process alone
+    from locust.contrib.fasthttp import FastHttpSession
 
 #: A client's patience; the service's own budgets are far below it.
 TIMEOUT_S: Final = 30.0
@@ -48,6 +50,13 @@ def expects(*statuses: int) -> Callable[[Answer], Verdict]:
     return judge
 
 
+_created: Final = expects(200, 201)
+
+
+def _reason(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 class Record:
     """The run's own file of requests; what Locust itself keeps is counted in buckets."""
 
@@ -80,20 +89,24 @@ class Caller:
         due: float,
         *,
         key: str,
-        judge: Callable[[Answer], Verdict] = expects(200, 201),
+        judge: Callable[[Answer], Verdict] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        """POST `body`. `due` is the time from which a person or program waited for this."""
+        """POST `body`, as JSON where it isn't text. `due` is the time from which a person or program waited for this.
+
+        Without a judge the answer must be 200 or 201.
+        """
         sent = self.clock()
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = body if isinstance(body, str) else json.dumps(body)
         given = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", "Accept": "application/json"}
         with self._session.post(
             path, data=data, headers={**given, **(headers or {})}, name=endpoint, catch_response=True
         ) as response:
             status = int(response.status_code or 0)
-            text = (response.text or "") if status else f"{type(response.error).__name__}: {response.error}"
+            # whatever charset a header lacks or names: JSON is UTF-8
+            text = (response.content or b"").decode(errors="replace") if status else _reason(response.error)
             answer = Answer(status, text, {k.lower(): v for k, v in (response.headers or {}).items()})
-            verdict = judge(answer)
+            verdict = (judge or _created)(answer)
             done = self.clock()
             # Locust's own statistics get the latency that counts, too
             response.request_meta["response_time"] = (done - due) * 1000
