@@ -15,6 +15,7 @@ import click
 from loadtests import compare as comparing
 from loadtests import scenario as scenarios
 from loadtests import slo, targets
+from loadtests.data import SIZES
 from loadtests.purge import PurgeFailed, purge
 from loadtests.run import RESULTS, LoadFailed, Options, no_faults, run
 from loadtests.seeding import SeedingFailed
@@ -80,9 +81,9 @@ def run_(
 def _setting(text: str) -> tuple[str, float]:
     field, _, number = text.partition("=")
     try:
-        return field, float(number)
+        return field, float(SIZES.get(number, number))
     except ValueError:
-        raise click.BadParameter(f"{text!r} must be like rate=20 or memories=1000") from None
+        raise click.BadParameter(f"{text!r} must be like rate=20 or memories=10k") from None
 
 
 def show(findings: Sequence[slo.Finding]) -> None:

@@ -15,9 +15,9 @@ BYTES: Final = 1 << 20
 #: Two cores, as the limits have it, however many there are.
 CORES: Final = 2
 #: Seconds of `work` on two quiet cores of the machine in README.md.
-REFERENCE_S: Final = 1.0
+REFERENCE_S: Final = 0.5
 #: A machine that is slower than that says nothing about the service.
-MOST: Final = 3.0
+MOST: Final = 4.0
 
 
 def work() -> float:

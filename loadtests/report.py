@@ -106,7 +106,8 @@ def _ms(value: float) -> str:
 
 
 def page(run: Run) -> str:
-    verdict = "held" if run.ok else f"{len(slo.missed(run.findings))} limits missed"
+    missed = len(slo.missed(run.findings))
+    verdict = "held" if run.ok else f"{missed} limit{'s' * (missed > 1)} missed"
     scenario = run.scenario
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',

@@ -233,6 +233,9 @@ def check(
             for s in within(samples, timeline.bounds(refusal.window))
         )
         found.append(Finding(refusal.window, refusal.endpoint, f"{refusal.status} seen", 1, seen, seen >= 1))
+    if timeline.warm_up_s:
+        cold = figures(within(counted, (0.0, timeline.warm_up_s)), timeline.warm_up_s)
+        found.append(Finding("all", "(warm-up)", "errors %", 0, 100 * cold.error_rate, cold.errors == 0))
     # what no rule names may not fail either: it was sent, so somebody minds
     named = {endpoint for rule in rules for name in rule.limits for endpoint in GROUPS.get(name, (name,))}
     for endpoint, rest in by_endpoint(counted, timeline).items():
