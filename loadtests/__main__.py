@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ def main() -> None:
 
 @contextmanager
 def told() -> Iterator[None]:
+    # whoever ends this wants the server ended and the memories purged, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
     except FAILURES as error:

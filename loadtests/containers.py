@@ -75,7 +75,7 @@ def _target(stack: Stack, vm: Vm | None, scenario: Scenario, prefix: str) -> tar
         name = vm.serving if vm and service == "api" else service
         return f"http://{stack.address(name)}:{METRICS_PORTS[service]}/metrics"
 
-    def seed(items: Any, count: int) -> int:
+    def seed(items: Any) -> int:
         inserted = seeding.into_store(items, ids, _one_off(stack, "--entrypoint", "python3", "worker", "-c"))
         if scenario.fault and scenario.fault.do == "migration":
             # as the operator does: the new model is configured, then the memories are moved to it

@@ -42,9 +42,9 @@ def judged(tell: Progress, show: Callable[[Sequence[slo.Finding]], None], folder
         again = stretched(wanted, by)
         second = loaded(again, target, prefix, Options(NAME, folder / "second"), tell)
     by = max(by, calibration.slowness())
-    findings = slo.check(
-        second.samples, again.slo_rules, second.timeline, planned_requests(again), again.slo_refusals, by
-    )  # fmt: skip
+    planned = planned_requests(again)
+    findings = slo.check(second.samples, again.slo_rules, second.timeline, planned, again.slo_refusals, by)
+    findings.append(second.findings[-1])  # whether what was acknowledged is there
     show(findings)
     tell(f"limits of latency times {by:.1f}; report: {folder / 'second' / 'report.html'}")
     return not slo.missed(findings)

@@ -9,15 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
-
-import httpx
 
 from loadtests import report, sampler, seeding, slo
 from loadtests.plan import VARIABLE, Plan, planned_requests
@@ -65,8 +63,7 @@ def run(
             result = loaded(scenario, target, prefix, options, tell, breaker)
         finally:
             if not target.throwaway:
-                removed = purge(clients, f"{prefix}-seed")
-                tell(f"{removed:,} memories of the data set purged")
+                tell(f"{purge(clients, prefix):,} memories of the run purged")
         if not target.throwaway and (after := [counts(client) for client in clients]) != before:
             raise PurgeFailed(f"memories (active, trashed) were {before} before the run and are {after}")
     return result
@@ -75,7 +72,7 @@ def run(
 def seed(scenario: Scenario, target: Target, prefix: str, tell: seeding.Progress) -> None:
     began = time.monotonic()
     items = seeding.data_set(scenario.seed, f"{prefix}-seed", len(target.keys), scenario.memories)
-    created = target.seed(items, scenario.memories)
+    created = target.seed(items)
     if created != scenario.memories:
         raise seeding.SeedingFailed(f"of {scenario.memories} memories {created} were created")
     tell(f"{created:,} memories in {len(target.keys)} tenants, {time.monotonic() - began:.0f} s")
@@ -89,25 +86,15 @@ def loaded(
     tell: seeding.Progress,
     breaker: Breaker = no_faults,
 ) -> report.Run:
-    """The load on what is seeded, its report, and what it wrote removed."""
+    """The load on what is seeded, and its report."""
     options.folder.mkdir(parents=True, exist_ok=True)
-    with target.clients() as clients, _kept(clients, f"{prefix}-load", tell):
-        result = _measured(scenario, target, prefix, options, breaker)
-        report.write(result, options.folder)
+    with target.clients() as clients:
+        before = sum(active for active, _ in map(counts, clients))
+        measured = _measured(scenario, target, prefix, options, breaker)
+        created = sum(active for active, _ in map(counts, clients)) - before
+    result = replace(measured, findings=[*measured.findings, slo.written(measured.samples, created)])
+    report.write(result, options.folder)
     return result
-
-
-@contextmanager
-def _kept(clients: Sequence[httpx.Client], prefix: str, tell: seeding.Progress) -> Iterator[None]:
-    """What is written meanwhile is removed, and the counts are what they were."""
-    before = [counts(client) for client in clients]
-    try:
-        yield
-    finally:
-        removed = purge(clients, prefix)
-        tell(f"{removed:,} memories of the load purged")
-    if (after := [counts(client) for client in clients]) != before:
-        raise PurgeFailed(f"memories (active, trashed) were {before} before the load and are {after}")
 
 
 def _measured(scenario: Scenario, target: Target, prefix: str, options: Options, breaker: Breaker) -> report.Run:

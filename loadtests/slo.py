@@ -273,6 +273,23 @@ def _against(window: Window, endpoint: str, measured: Figures, limit: Limit) -> 
     return found
 
 
+#: Memories that one right answer acknowledges.
+WRITES: Final[Mapping[str, int]] = {"save": 1, "mcp save": 1, "batch": 100}
+
+
+def written(samples: Iterable[Sample], created: int) -> Finding:
+    """`created`: by how many memories the tenants have more. No acknowledged one may be missing, and none be twice.
+
+    What was not answered may be there or not.
+    """
+    writes = [s for s in samples if s.endpoint in WRITES]
+    acknowledged = sum(WRITES[s.endpoint] for s in writes if s.ok)
+    unknown = sum(WRITES[s.endpoint] for s in writes if s.status == 0)
+    return Finding(
+        "all", "(writes)", "are there", acknowledged, created, acknowledged <= created <= acknowledged + unknown
+    )
+
+
 def missed(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if not finding.ok]
 

@@ -42,7 +42,7 @@ KEPT_VARIABLES: Final = (
     "SSL_CERT_FILE",
 )
 
-Seed = Callable[[Iterator[Item], int], int]
+Seed = Callable[[Iterator[Item]], int]
 
 
 @dataclass
@@ -118,11 +118,11 @@ def given(url: str, keys: list[str], confirmed_host: str, tell: seeding.Progress
             f"{host} is not this machine: its users would feel the load. If that is meant, name it again: "
             f"--confirm-host {host} (make loadtest … CONFIRM_HOST={host})"
         )
-    target = Target(url.rstrip("/"), keys, lambda items, count: 0, throwaway=False)
+    target = Target(url.rstrip("/"), keys, lambda items: 0, throwaway=False)
     with target.clients() as clients:
         for client in clients:
             _refuse_limited(client)
-        target.seed = lambda items, count: seeding.through_api(items, clients, tell, count)
+        target.seed = lambda items: seeding.through_api(items, clients, tell)
         if is_loopback(url):
             target.sources = {"server": lambda: f"{target.url}/metrics"}
         yield target
@@ -172,7 +172,7 @@ def local(tenants: int, prefix: str) -> Iterator[Target]:
             ids = [tenant["id"] for tenant in made["tenants"]]
             yield Target(
                 url, [tenant["key"] for tenant in made["tenants"]],
-                lambda items, count: seeding.into_store(items, ids, python, environ),
+                lambda items: seeding.into_store(items, ids, python, environ),
                 {"server": lambda: f"{url}/metrics"}, made["limited_key"],
             )  # fmt: skip
         finally:

@@ -22,7 +22,8 @@ def test_a_run_against_a_url_reports_and_leaves_nothing(tmp_path: Path) -> None:
             result = run(one, target, "load-test", Options("baseline", tmp_path), said.append)
         with server.clients() as clients:
             assert [counts(client) for client in clients] == [(0, 0)] * 2
-    assert "40 memories of the data set purged" in said
+    saved = sum(s.endpoint in ("save", "mcp save") for s in result.samples)
+    assert said[-1] == f"{40 + saved} memories of the run purged"
     # what the plan had was sent, in both generations of MCP, and was right; how fast is no matter here
     sent = {s.endpoint for s in result.samples}
     assert {"search", "context", "mcp open", "mcp search", "mcp save"} <= sent
@@ -31,6 +32,7 @@ def test_a_run_against_a_url_reports_and_leaves_nothing(tmp_path: Path) -> None:
     assert len([s for s in result.samples if s.endpoint != "mcp open"]) == len(planned_requests(one))
     # it was sent when it was due, and answered within the time
     assert {f.what: f.ok for f in result.findings}["rate /s"]
+    assert {f.what: f.ok for f in result.findings}["are there"]
     # the server's own figures came along
     assert any(r.memory_mb and r.memory_mb > 50 for r in result.readings)
     assert {path.name for path in tmp_path.iterdir()} == {

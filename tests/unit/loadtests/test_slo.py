@@ -144,6 +144,15 @@ def test_the_limits_of_the_contract() -> None:
     assert all(limit.errors == 0 for table in slo.TABLES.values() for limit in table.values())
 
 
+@pytest.mark.parametrize(("created", "ok"), [(101, False), (102, True), (103, True), (104, False)])
+def test_what_was_acknowledged_is_there_once(created: int, ok: bool) -> None:
+    samples = [
+        sample(1, endpoint="save", status=201), sample(2, endpoint="mcp save"), sample(3, endpoint="batch"),
+        sample(4, endpoint="save", status=0), sample(5, endpoint="save", status=507), sample(6, endpoint="search"),
+    ]  # fmt: skip
+    assert slo.written(samples, created).ok is ok
+
+
 def test_the_knee_is_the_last_step_before_the_first_that_failed() -> None:
     limits = {"search": Limit(p95_ms=50)}
     rates = [(0.0, 10.0, 10.0), (10.0, 20.0, 20.0), (20.0, 30.0, 30.0)]
