@@ -20,7 +20,7 @@ from loadtests.users.fields import FIELDS
 
 STYLE: Final = Path(__file__).with_name("report.css")
 #: Points of a line, at most.
-BUCKETS: Final = 120
+BUCKETS: Final = 70
 FIGURE_FIELDS: Final = (
     "window", "endpoint", "requests", "errors", "rate", "p50_ms", "p95_ms", "p99_ms", "max_ms", "statuses",
 )  # fmt: skip
@@ -57,7 +57,7 @@ class Run:
         shape = self.scenario.shape
         if not isinstance(shape, Ramp):
             return []
-        return slo.steps(self.samples, shape.plateaus(), self.scenario.slo_rules[0].limits)
+        return slo.steps(self.samples, shape.plateaus(), slo.HEALTHY)
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -145,7 +145,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence
 
 def _findings(findings: Sequence[Finding]) -> str:
     rows = [
-        (f.window, f.endpoint, f.what, f"{f.measured:,.1f}", f"{f.limit:g}", "held" if f.ok else "missed")
+        (f.window, f.endpoint, f.what, f"{f.measured:,.1f}", f"{f.limit:,.1f}", "held" if f.ok else "missed")
         for f in findings
     ]
     head = ("window", "requests", "what", "measured", "limit", "")
@@ -186,10 +186,11 @@ def _charts(run: Run) -> list[str]:
     band = None
     if timeline.fault_from is not None and timeline.fault_until is not None and run.scenario.fault:
         fault = run.scenario.fault
-        label = fault.do if fault.to == "api" else f"{fault.to} {fault.do}"
+        label = fault.do if fault.to == "api" else f"{fault.to} {fault.do.removeprefix('disk-')}"
         band = plots.Band(label, timeline.fault_from, timeline.fault_until)
     charts = []
-    limits = run.scenario.slo_rules[0].limits
+    rules = run.scenario.slo_rules
+    limits = rules[0].limits if rules else slo.HEALTHY
     for name in ("search", "save", "context"):
         members = slo.GROUPS.get(name, (name,))
         some = [s for s in run.samples if s.endpoint in members and s.ok]

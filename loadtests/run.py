@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -186,7 +185,7 @@ def _facts(target: Target, scenario: Scenario) -> dict[str, Any]:
         "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}",
         "versions": f"warmstart {version('warmstart')}, locust {version('locust')}",
         "data": f"{scenario.memories:,} memories, {len(target.keys)} tenants",
-        "shape": json.dumps(scenario.shape.model_dump()),
+        "plan": f"{scenario.shape.words} for {scenario.shape.seconds:,g} s",
         "load_before": f"{os.getloadavg()[0]:.1f}",
     }
 

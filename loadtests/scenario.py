@@ -47,7 +47,20 @@ class Fault(_Part):
 
 class Rule(_Part):
     window: slo.Window
-    limits: Literal["healthy", "degraded", "answered"]
+    limits: Literal["healthy", "degraded"]
+    #: Only these of the table; all where not given.
+    only: list[str] | None = None
+
+    @property
+    def table(self) -> dict[str, slo.Limit]:
+        table = slo.TABLES[self.limits]
+        return {name: table[name] for name in self.only or table}
+
+    @model_validator(mode="after")
+    def _knows(self) -> Rule:
+        if unknown := set(self.only or ()) - set(slo.TABLES[self.limits]):
+            raise ValueError(f"only names what is not in the table: {', '.join(sorted(unknown))}")
+        return self
 
 
 class Refusal(_Part):
@@ -70,7 +83,8 @@ class Scenario(_Part):
     #: Visits of each kind of user, as weights.
     mix: dict[Kind, Annotated[float, Field(ge=0)]]
     fault: Fault | None = None
-    rules: Annotated[list[Rule], Field(min_length=1)]
+    #: Limits of latency; an error is none's to allow.
+    rules: list[Rule] = Field(default_factory=list)
     refusals: list[Refusal] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -88,7 +102,7 @@ class Scenario(_Part):
 
     @property
     def slo_rules(self) -> list[slo.Rule]:
-        return [slo.Rule(rule.window, slo.TABLES[rule.limits]) for rule in self.rules]
+        return [slo.Rule(rule.window, rule.table) for rule in self.rules]
 
     @property
     def slo_refusals(self) -> list[slo.Refusal]:

@@ -36,6 +36,10 @@ class _Shape(BaseModel):
         """Requests a second."""
         raise NotImplementedError
 
+    @property
+    def words(self) -> str:
+        raise NotImplementedError
+
 
 class Steady(_Shape):
     """The same rate throughout; for hours, it is a soak."""
@@ -49,6 +53,10 @@ class Steady(_Shape):
 
     def rate_at(self, second: float) -> float:
         return self.rate
+
+    @property
+    def words(self) -> str:
+        return f"{self.rate:g} requests a second"
 
 
 class Ramp(_Shape):
@@ -66,6 +74,10 @@ class Ramp(_Shape):
     def rate_at(self, second: float) -> float:
         step = min(int(second / self.seconds * self.steps), self.steps - 1)
         return self.start + (self.end - self.start) * step / (self.steps - 1)
+
+    @property
+    def words(self) -> str:
+        return f"{self.start:g} to {self.end:g} requests a second in {self.steps} steps"
 
     def plateaus(self) -> list[tuple[float, float, float]]:
         """(from, until, requests a second) of each step."""
@@ -88,6 +100,10 @@ class Spike(_Shape):
 
     def rate_at(self, second: float) -> float:
         return self.spike if self.spike_at <= second < self.spike_at + self.spike_s else self.rate
+
+    @property
+    def words(self) -> str:
+        return f"{self.rate:g} requests a second, {self.spike:g} for {self.spike_s:g} s"
 
 
 Shape = Annotated[Steady | Ramp | Spike, Field(discriminator="kind")]

@@ -78,6 +78,7 @@ def test_numbers_can_be_set_and_nothing_else(tmp_path: Path) -> None:
         ("cli = 1.0", "robot = 1.0", "mix.robot"),
         ("cli = 1.0", "cli = 0.0", "no user"),
         ('limits = "healthy"', 'limits = "fast"', "rules.0.limits"),
+        ('limits = "healthy"', 'limits = "healthy"\nonly = ["delete"]', "not in the table: delete"),
         ("seconds = 20.0", "", "seconds"),
         ("[mix]", "[fault]\ndo = 'stopped'\nat_s = 5.0\n[mix]", "needs until_s"),
         ("[mix]", "[fault]\ndo = 'stopped'\nat_s = 5.0\nuntil_s = 4.0\n[mix]", "after at_s"),

@@ -29,7 +29,7 @@ def check(
     planned = more.pop("planned", [s.due_s for s in samples])
     rules = more.pop("rules", [Rule("all", {"search": limit})])
     found = slo.check(samples, rules, timeline, planned, **more)  # type: ignore[arg-type]
-    return {(f.window, f.what): f for f in found if f.endpoint != "(warm-up)"}
+    return {(f.window, f.what): f for f in found}
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.sampled_from([0.5, 0.95, 0.99, 1.0]))
@@ -72,9 +72,9 @@ def test_one_error_is_one_too_many() -> None:
 
 def test_the_warm_up_counts_for_errors_alone() -> None:
     timeline = Timeline(100.0, warm_up_s=10.0)
-    assert not slo.missed(check([*steady(200), sample(5, 9_000.0)], Limit(p99_ms=None, p95_ms=50), timeline).values())
-    found = slo.check([*steady(200), sample(5, status=500)], [Rule("all", {"search": Limit()})], timeline, [20.0])
-    assert [f.endpoint for f in slo.missed(found)] == ["(warm-up)"]
+    assert not slo.missed(check([*steady(200), sample(5, 9_000.0)], Limit(p95_ms=50), timeline).values())
+    found = check([*steady(200), sample(5, status=500)], Limit(), timeline)
+    assert [f.what for f in slo.missed(found.values())] == ["errors %"]
 
 
 def test_what_no_rule_names_may_not_fail_either() -> None:
@@ -141,7 +141,6 @@ def test_the_limits_of_the_contract() -> None:
     assert slo.HEALTHY["search"] == Limit(p95_ms=150, p99_ms=400)
     assert slo.HEALTHY["save"] == Limit(p95_ms=200)
     assert slo.DEGRADED["search"] == Limit(p95_ms=2_000)
-    assert all(limit.errors == 0 for table in slo.TABLES.values() for limit in table.values())
 
 
 @pytest.mark.parametrize(("created", "ok"), [(101, False), (102, True), (103, True), (104, False)])
