@@ -192,7 +192,7 @@ def _charts(run: Run) -> list[str]:
     rules = run.scenario.slo_rules
     limits = rules[0].limits if rules else slo.HEALTHY
     for name in ("search", "save", "context"):
-        members = slo.GROUPS.get(name, (name,))
+        members = slo.members(name)
         some = [s for s in run.samples if s.endpoint in members and s.ok]
         if some:
             limit = limits[name].p95_ms if name in limits else None

@@ -65,7 +65,7 @@ class Rule(_Part):
 
 class Refusal(_Part):
     window: slo.Window
-    endpoints: list[str]
+    group: str
     status: int
 
 
@@ -106,7 +106,7 @@ class Scenario(_Part):
 
     @property
     def slo_refusals(self) -> list[slo.Refusal]:
-        return [slo.Refusal(r.window, endpoint, r.status) for r in self.refusals for endpoint in r.endpoints]
+        return [slo.Refusal(r.window, r.group, r.status) for r in self.refusals]
 
 
 def names() -> list[str]:

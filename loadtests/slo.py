@@ -66,6 +66,11 @@ DEGRADED: Final[Mapping[str, Limit]] = {
 TABLES: Final[Mapping[str, Mapping[str, Limit]]] = {"healthy": HEALTHY, "degraded": DEGRADED}
 
 
+def members(group: str) -> tuple[str, ...]:
+    """Endpoints of a group."""
+    return GROUPS.get(group, (group,))
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What was measured of one endpoint in one window."""
@@ -83,11 +88,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """In this window an endpoint may answer so, and that is right."""
+    """In this window a group of endpoints may answer so, and that is right."""
 
     window: Window
-    endpoint: str
+    group: str
     status: int
+
+    def matches(self, sample: Sample) -> bool:
+        return sample.status == self.status and sample.endpoint in members(self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +184,8 @@ def by_endpoint(samples: Iterable[Sample], timeline: Timeline, window: Window = 
 
 def of_group(samples: Iterable[Sample], name: str, timeline: Timeline, window: Window) -> Figures:
     begin, end = timeline.bounds(window)
-    members = GROUPS.get(name, (name,))
-    return figures([s for s in within(samples, (begin, end)) if s.endpoint in members], end - begin)
+    mine = members(name)
+    return figures([s for s in within(samples, (begin, end)) if s.endpoint in mine], end - begin)
 
 
 def excused(samples: Iterable[Sample], refusals: Sequence[Refusal], timeline: Timeline) -> list[Sample]:
@@ -185,8 +193,7 @@ def excused(samples: Iterable[Sample], refusals: Sequence[Refusal], timeline: Ti
 
     def is_right(sample: Sample) -> bool:
         return any(
-            (r.endpoint, r.status) == (sample.endpoint, sample.status)
-            and timeline.bounds(r.window)[0] <= sample.due_s < timeline.bounds(r.window)[1]
+            r.matches(sample) and timeline.bounds(r.window)[0] <= sample.due_s < timeline.bounds(r.window)[1]
             for r in refusals
         )
 
@@ -209,9 +216,8 @@ def check(
     counted = excused(samples, refusals, timeline)
     found = [_rate(samples, timeline, planned), *_errors(counted)]
     for refusal in refusals:
-        some = within(samples, timeline.bounds(refusal.window))
-        seen = sum((s.endpoint, s.status) == (refusal.endpoint, refusal.status) for s in some)
-        found.append(Finding(refusal.window, refusal.endpoint, f"{refusal.status} seen", 1, seen, seen >= 1))
+        seen = sum(map(refusal.matches, within(samples, timeline.bounds(refusal.window))))
+        found.append(Finding(refusal.window, refusal.group, f"{refusal.status} seen", 1, seen, seen >= 1))
     for rule in rules:
         for name, limit in rule.limits.items():
             measured = of_group(counted, name, timeline, rule.window)
