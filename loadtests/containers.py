@@ -18,9 +18,9 @@ sys.path[:0] = [str(ROOT / part) for part in ("tests", "tests/containers", "comp
 import build  # noqa: E402
 from stack import FILES, UP, Stack, command, prepared  # noqa: E402
 
+from containers import releases  # noqa: E402
 from containers.faults import container, inflicted  # noqa: E402
 from containers.matrix import Row  # noqa: E402
-from containers.releases import Vm, released  # noqa: E402
 
 PROJECT: Final = "warmstart-load"
 EDGE: Final = "172.30.88"
@@ -37,19 +37,20 @@ def target(scenario: Scenario, prefix: str, tell: seeding.Progress) -> Iterator[
     build.ensure_engine()
     build.build_images()
     with tempfile.TemporaryDirectory(prefix="warmstart-load-") as name, ExitStack() as undo:
-        stack = prepared(Path(name), PROJECT, EDGE, RATE_LIMIT_PER_MINUTE=str(targets.STORM_LIMIT))
+        project = releases.PROJECT if fault == "rollout" else PROJECT
+        stack = prepared(Path(name), project, EDGE, RATE_LIMIT_PER_MINUTE=str(targets.STORM_LIMIT))
         vm = undo.enter_context(_up(stack, Path(name), fault))
         tell(f"the stack serves at {stack.url}")
         yield _target(vm.stack if vm else stack, vm, scenario, prefix)
 
 
 @contextmanager
-def _up(stack: Stack, folder: Path, fault: str) -> Iterator[Vm | None]:
+def _up(stack: Stack, folder: Path, fault: str) -> Iterator[releases.Vm | None]:
     if fault == "rollout":
         root = folder / "vm"
         root.mkdir()
         labels = {name: f"LABEL release={name}" for name in ("first", "second")}
-        with released(stack, root, labels) as vm:
+        with releases.released(stack, root, labels) as vm:
             yield vm
         return
     if fault == "disk-full":
@@ -64,7 +65,7 @@ def _up(stack: Stack, folder: Path, fault: str) -> Iterator[Vm | None]:
         stack.compose(*down)
 
 
-def _target(stack: Stack, vm: Vm | None, scenario: Scenario, prefix: str) -> targets.Target:
+def _target(stack: Stack, vm: releases.Vm | None, scenario: Scenario, prefix: str) -> targets.Target:
     made = targets.provision(
         ["docker", "exec", "--interactive", container(stack, "api"), "python3", "-c"],
         targets.tenant_names(prefix, scenario.tenants),
