@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
+import httpx
 
 from loadtests import compare as comparing
 from loadtests import scenario as scenarios
@@ -21,7 +22,8 @@ from loadtests.purge import PurgeFailed, purge
 from loadtests.run import RESULTS, LoadFailed, Options, no_faults, run
 from loadtests.seeding import SeedingFailed
 
-FAILURES = (SeedingFailed, LoadFailed, PurgeFailed, scenarios.ScenarioError)
+#: An AssertionError is how the machinery of the container tests says that a command failed.
+FAILURES = (SeedingFailed, LoadFailed, PurgeFailed, scenarios.ScenarioError, AssertionError, httpx.HTTPError)
 
 
 def tell(line: str) -> None:
@@ -40,7 +42,7 @@ def told() -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(str(error) or repr(error)) from None
 
 
 @main.command(name="run")
@@ -65,8 +67,8 @@ def run_(
         options = Options(title, folder)
         if url:
             keys = [k.strip() for k in key.split(",") if k.strip()]
-            tell(f"run {prefix} against {url}; what it leaves if it is killed: python -m loadtests purge {prefix}")
             with targets.given(url, keys, confirm_host, tell) as target:
+                tell(f"run {prefix}; if it is killed: KEY=… python -m loadtests purge {prefix} --url {url}")
                 result = run(scenario, target, prefix, options, tell)
         elif local:
             with targets.local(scenario.tenants, prefix) as target:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtests import seeding, targets
-from loadtests.run import ROOT
+from loadtests.run import ROOT, LoadFailed
 from loadtests.scenario import Fault, Scenario
 
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "tests/containers", "compose")]
@@ -34,8 +34,11 @@ MIGRATION_S: Final = 600.0
 def target(scenario: Scenario, prefix: str, tell: seeding.Progress) -> Iterator[targets.Target]:
     """Seconds where engine and images are there, minutes on a fresh machine."""
     fault = scenario.fault.do if scenario.fault else ""
-    build.ensure_engine()
-    build.build_images()
+    try:
+        build.ensure_engine()
+        build.build_images()
+    except build.BuildError as error:
+        raise LoadFailed(f"the stack can't run here: {error}") from None
     with tempfile.TemporaryDirectory(prefix="warmstart-load-") as name, ExitStack() as undo:
         project = releases.PROJECT if fault == "rollout" else PROJECT
         stack = prepared(Path(name), project, EDGE, RATE_LIMIT_PER_MINUTE=str(targets.STORM_LIMIT))
