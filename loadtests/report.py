@@ -254,5 +254,5 @@ def _states(run: Run, band: plots.Band | None) -> list[str]:
     if queued := lines("queued"):
         charts.append(plots.chart("Queue: memories that wait for their vector", "", queued, seconds, band=band))
     if memory := lines("memory_mb"):
-        charts.append(plots.chart("Memory of each process", "MB", memory, seconds, band=band))
+        charts.append(plots.chart("Resident memory of each process", "MB, mapped files included", memory, seconds, band=band))
     return charts

@@ -85,7 +85,7 @@ def test_the_page_is_whole_and_asks_no_other_host(folder: Path) -> None:
     captions = re.findall(r"<figcaption>(.*?) <small>", text)
     assert captions == [
         "Latency: search and mcp search", "Latency: save and mcp save", "Latency: context", "Throughput",
-        "Queue: memories that wait for their vector", "Memory of each process",
+        "Queue: memories that wait for their vector", "Resident memory of each process",
     ]  # fmt: skip
     assert text.count('<rect class="fault"') == len(captions)
     assert "1 limit missed" in text
