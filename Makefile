@@ -10,7 +10,8 @@ PYTHONS := python3 python3.14 python3.13 python3.12 python3.11 python
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lint format coverage docs bench quality quality-code lock clean
+.PHONY: help setup run test test-all lint format coverage docs bench quality quality-code loadtest loadtest-gate
+.PHONY: loadtest-compare lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,10 +52,20 @@ quality: $(VENV)/.installed-dev ## measure what search finds against each arm al
 quality-code: $(VENV)/.installed-dev ## measure the indexer on three packages it fetches; takes minutes
 	$(PY) -m loadtests.quality.code
 
+loadtest: $(VENV)/.installed-dev ## load on the stack in containers, or on URL=… KEY=… (SCENARIO=baseline)
+	@KEY='$(KEY)' $(PY) -m loadtests run --scenario '$(or $(SCENARIO),baseline)' $(if $(URL),--url '$(URL)') \
+	  $(if $(CONFIRM_HOST),--confirm-host '$(CONFIRM_HOST)')
+
+loadtest-gate: $(VENV)/.installed-dev ## the load that every change must bear; three minutes
+	$(PY) -m loadtests gate
+
+loadtest-compare: $(VENV)/.installed-dev ## two reports side by side: A=… B=… (folders)
+	@$(PY) -m loadtests compare '$(A)' '$(B)'
+
 lock: $(VENV)/.installed-dev ## bring the lock files up to pyproject.toml (UPGRADE=1: newest versions)
 	@for lock in "requirements.lock --extra server --extra local --extra index" \
 	             "requirements-server.lock --extra server --constraint requirements.lock" \
-	             "requirements-dev.lock --all-extras --group pyproject.toml:ops --constraint requirements.lock"; do \
+	             "requirements-dev.lock --all-extras --group pyproject.toml:ops --group pyproject.toml:load --constraint requirements.lock"; do \
 	  set -- $$lock; output=$$1; shift; \
 	  echo 'setuptools>=77' | $(VENV)/bin/uv pip compile --quiet pyproject.toml - "$$@" $(if $(UPGRADE),--upgrade) \
 	    --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+#: No tests of pytest's.
+LOAD: Final = "load"
 #: Longest time of a tier without the slow tests, several times what it takes; a hang ends with a stack for each thread.
-TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "browser": 600, "containers": 900, "vm": 900}
+TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "browser": 600, "containers": 900, "vm": 900, LOAD: 900}
 #: Tiers whose tests wait as much as they compute and share nothing: two processes, each with whole modules of them.
 SHARED_OUT: Final = ("unit", "integration")
 PROCESSES: Final = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
@@ -80,9 +82,14 @@ def no_machine() -> str:
     return no_engine() or ("" if shutil.which("ssh") else "ssh is not installed")
 
 
+def not_asked_for() -> str:
+    return "it measures: name it, where nothing else runs (make loadtest-gate)"
+
+
 #: Tests that not every machine can run: their marker, and what is lacking here, in a few words.
 LACKING: Final[dict[str, Callable[[], str]]] = {
     "services": no_redis, "root": not_root, "browser": no_browser, "containers": no_engine, "vm": no_machine,
+    LOAD: not_asked_for,
 }  # fmt: skip
 #: A tier that is left out as a whole where its part is lacking.
 WHOLE: Final = frozenset({"browser"})
@@ -134,6 +141,19 @@ class Runner:
             failed, note = 1, note or f"pytest ended with {status}"
         self.outcomes.append(Outcome(name, passed, failed, time.monotonic() - began, note))
 
+    def load(self, *, named: bool) -> None:
+        """The gate of the load tests, which judges by itself and tries again by itself."""
+        if not named and LOAD not in self._required:
+            self._not_run(LOAD, f"{LOAD}: {LACKING[LOAD]()}")
+            return
+        print(f"\n== {LOAD}", flush=True)
+        began = time.monotonic()
+        status, note = _waited(
+            subprocess.Popen([sys.executable, "-m", "loadtests", "gate"], cwd=ROOT), TIER_LIMITS_S[LOAD]
+        )
+        passed = status == 0 and not note
+        self.outcomes.append(Outcome(LOAD, int(passed), int(not passed), time.monotonic() - began, note))
+
     def _ready(self, name: str) -> bool:
         if name in self._required:
             # installs and starts an engine, so whether one runs now is no matter
@@ -160,16 +180,20 @@ class Runner:
         if self._without:
             command += ["-m", " and ".join(f"not {marker}" for marker in self._without)]
         limit_s = SLOW_LIMIT_S if self._slow else TIER_LIMITS_S[name]
-        process = subprocess.Popen(command, cwd=ROOT)
-        try:
-            return process.wait(limit_s), ""
-        except subprocess.TimeoutExpired:
-            print(f"Over {limit_s} s: interrupting it", flush=True)
-            process.send_signal(signal.SIGINT)
-            return _end(process), f"stopped after {limit_s} s"
-        except KeyboardInterrupt:  # the terminal told pytest, too
-            _end(process)
-            raise
+        return _waited(subprocess.Popen(command, cwd=ROOT), limit_s)
+
+
+def _waited(process: subprocess.Popen[bytes], limit_s: float) -> tuple[int, str]:
+    """Its status, and a word where it was stopped."""
+    try:
+        return process.wait(limit_s), ""
+    except subprocess.TimeoutExpired:
+        print(f"Over {limit_s} s: interrupting it", flush=True)
+        process.send_signal(signal.SIGINT)
+        return _end(process), f"stopped after {limit_s} s"
+    except KeyboardInterrupt:  # the terminal told it, too
+        _end(process)
+        raise
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
@@ -208,7 +232,10 @@ def main(arguments: Sequence[str]) -> int:
         subprocess.run([sys.executable, "-m", "coverage", "erase"], cwd=ROOT, check=True)
     runner.leave_out_what_is_lacking()
     for name in options.tiers or TIER_LIMITS_S:
-        runner.tier(name)
+        if name == LOAD:
+            runner.load(named=LOAD in options.tiers)
+        else:
+            runner.tier(name)
     if options.coverage:
         report = [sys.executable, "-m", "coverage", "report", "--skip-covered", "--skip-empty"]
         subprocess.run(report, cwd=ROOT, check=True)

@@ -15,11 +15,10 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "compose")]
 
 import build  # noqa: E402
-from stack import FILES, Stack, free_port, model_folder, write_env  # noqa: E402
+from stack import FILES, UP, Stack, prepared  # noqa: E402
 
 PROJECT = "warmstart-test"
 SMALL_PROJECT = "warmstart-small"
-UP = "up --detach --wait --wait-timeout 150 --no-build --pull never"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,16 +40,10 @@ def images() -> None:
 
 @pytest.fixture(scope="session")
 def make_stack(images: None, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    """A stack that is not started yet, on ports of its own; `settings` as in .env."""
+    """A stack that is not started yet; see `prepared`."""
 
     def make(project: str, edge: str, **settings: str) -> Stack:
-        folder = tmp_path_factory.mktemp(project)
-        folder.chmod(0o755)
-        defaults = {
-            "ADDRESS": "127.0.0.1", "BIND_ADDRESS": "127.0.0.1", "EDGE_PREFIX": edge,
-            "HTTP_PORT": str(free_port()), "HTTPS_PORT": str(free_port()), "MODEL_DIR": str(model_folder(folder)),
-        }  # fmt: skip
-        return Stack(project, write_env(folder, {**defaults, **settings}))
+        return prepared(tmp_path_factory.mktemp(project), project, edge, **settings)
 
     return make
 

@@ -23,6 +23,7 @@ SERVICES: Final = ("api", "caddy", "embeddings", "postgres", "redis", "redis-res
 AUTHORITY: Final = "/tmp/data/caddy/pki/authorities/local/root.crt"
 STAND_IN_PORT: Final = 9000
 TIMEOUT_S: Final = 180
+UP: Final = "up --detach --wait --wait-timeout 150 --no-build --pull never"
 
 T = TypeVar("T")
 
@@ -86,6 +87,16 @@ def model_folder(folder: Path) -> Path:
     for path in (model, *model.iterdir()):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return model
+
+
+def prepared(folder: Path, project: str, edge: str, **settings: str) -> Stack:
+    """A stack that is not started yet, with its files in `folder`, on ports of its own; `settings` as in .env."""
+    folder.chmod(0o755)
+    defaults = {
+        "ADDRESS": "127.0.0.1", "BIND_ADDRESS": "127.0.0.1", "EDGE_PREFIX": edge,
+        "HTTP_PORT": str(free_port()), "HTTPS_PORT": str(free_port()), "MODEL_DIR": str(model_folder(folder)),
+    }  # fmt: skip
+    return Stack(project, write_env(folder, {**defaults, **settings}))
 
 
 class Stack:
