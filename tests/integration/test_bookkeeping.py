@@ -316,16 +316,16 @@ async def test_frozen_nothing_blocks_and_all_arrives_after_healing(postgres: Ser
     for i in range(20_000):
         books.note(f"mem_{i:05}", f"usr_{i % 3}", "queued")
         books.note(f"mem_{i:05}", f"usr_{i % 3}", "ready", space=SPACE)
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < CALL_BUDGET_S  # what one that waited would take
     begun = time.monotonic()
     with pytest.raises(BookkeepingUnavailable):
         await books.status_counts("usr_0")
-    assert time.monotonic() - begun < CALL_BUDGET_S + 0.3
+    assert time.monotonic() - begun < CALL_BUDGET_S + 1.0
     await until(lambda: not books.healthy)
     begun = time.monotonic()
     with pytest.raises(BookkeepingUnavailable, match=r"did not answer|does not answer"):
         await books.tenants()
-    assert time.monotonic() - begun < 0.05  # known to be down: no second wait
+    assert time.monotonic() - begun < CALL_BUDGET_S / 2  # known to be down: no second wait
     assert (books.waiting, books.dropped) == (20_000, 0)
     assert books.reason
     postgres.thaw()
@@ -348,7 +348,7 @@ async def test_frozen_in_the_middle_of_a_call_it_ends_in_time_and_so_does_close(
         await asyncio.sleep(0.05)
         call.cancel()  # as a client that goes away does
         await asyncio.wait({call})
-        assert time.monotonic() - begun < 0.3
+        assert time.monotonic() - begun < CALL_BUDGET_S / 2
         assert conn.closed
     books.note("mem_a", "usr_1", "queued")
     await asyncio.sleep(0.2)

@@ -32,6 +32,7 @@ from integration.service import (
     until,
 )
 from warmstart.search import MAX_ARMS
+from warmstart.store.database import CALL_BUDGET_S
 from warmstart.worker import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -135,7 +136,7 @@ async def test_a_faulty_embedder_takes_nothing_but_the_vector_arm(app: App, alic
 
         started = time.monotonic()
         context = await alice.post("/v1/context", {"query": "walrus"})
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 2.0
         assert (context["ids"], context["mode"]) == ([walrus], "keyword")
         assert list(await down_in_health(alice)) == ["embedding"]
         ready = await alice.get("/readyz")
@@ -202,7 +203,7 @@ async def test_past_its_budget_a_search_answers_with_what_it_has(app: App, alice
     with slow_reads(5.0):
         started = time.monotonic()
         answer = await alice.search("walrus")
-        assert time.monotonic() - started < 2.5
+        assert time.monotonic() - started < 4.0
     assert answer["degraded"]
     assert set(answer["degraded"]) <= {"text", "vector", "scan", "budget"}
     assert await until(lambda: is_hybrid(alice))
@@ -213,9 +214,9 @@ async def test_a_store_that_is_slow_leaves_an_empty_context(app: App, alice: Ten
     with slow_reads(3.0):
         started = time.monotonic()
         answer = await alice.post("/v1/context", {"query": "walrus"})
-        assert time.monotonic() - started < 0.9
+        assert time.monotonic() - started < 2.0
         assert (answer["context"], answer["ids"]) == ("", [])
-        assert 0 < answer["latency_ms"] < 900
+        assert 0 < answer["latency_ms"] < 2000
 
 
 @pytest.mark.parametrize("budget_ms", [1, 5, 50])
@@ -223,7 +224,7 @@ async def test_a_context_keeps_to_the_budget_it_is_given(alice: Tenant, budget_m
     await alice.batch("the walrus")
     started = time.monotonic()
     answer = await alice.post("/v1/context", {"query": "walrus", "budget_ms": budget_ms})
-    assert time.monotonic() - started < budget_ms / 1000 + 0.4
+    assert time.monotonic() - started < budget_ms / 1000 + 1.0
     assert answer["ids"] == [] or "the walrus" in answer["context"]
 
 
@@ -265,7 +266,8 @@ async def test_stragglers_are_bounded(app: App, alice: Tenant) -> None:
 # -- Postgres
 
 
-async def timed(call: Any, within_s: float = 1.0) -> Any:
+async def timed(call: Any, within_s: float = CALL_BUDGET_S * 0.9) -> Any:
+    """In less time than one call of a Postgres that doesn't answer takes."""
     started = time.monotonic()
     answer = await call
     assert time.monotonic() - started < within_s

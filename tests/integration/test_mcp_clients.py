@@ -24,8 +24,8 @@ from warmstart.home import Home
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "tests" / "clients" / "mcp"
 CACHE = ROOT / ".cache"
-START_S = 60.0
-STOP_S = 15.0
+START_S = 120.0
+STOP_S = 30.0
 TOOLS = [
     "memory_save", "memory_search", "memory_recall", "memory_get",
     "memory_update", "memory_delete", "memory_list_namespaces", "memory_health",
