@@ -109,19 +109,28 @@ class Events:
         return found.model_copy(update={"latency_ms": round((time.perf_counter() - started) * 1000, 3)})
 
     async def _record(self, event: NewEvent, text: str | None) -> bool:
-        """Whether it is new, and will be in Postgres; while that is down the cache knows what came meanwhile."""
+        """Whether it is new, and will be in Postgres; while that is down the cache knows what came."""
         digest = "" if text is None else hashlib.sha256(text.encode()).hexdigest()
         entry = Event(event.event_id, self._user_id, event.kind, digest, datetime.now(UTC))
+        known, new = await asyncio.gather(self._is_known(event.event_id), self._write(entry))
+        if new is not None:
+            return new
+        return self._bookkeeping.note_event(entry) and not known
+
+    async def _write(self, entry: Event) -> bool | None:
+        """Whether it is new to Postgres; None where that does not answer."""
         try:
             return await self._bookkeeping.record_event(entry, RECORD_S)
         except BookkeepingUnavailable:
-            queued = self._bookkeeping.note_event(entry)
-        key = "ws:e:" + hashlib.sha256(f"{self._user_id} {event.event_id}".encode()).hexdigest()
+            return None
+
+    async def _is_known(self, event_id: str) -> bool:
+        key = "ws:e:" + hashlib.sha256(f"{self._user_id} {event_id}".encode()).hexdigest()
         try:
             [first] = await self._cache.pipeline(("SET", key, "1", "NX", "EX", EVENT_DAYS * 86_400))
         except CacheUnavailable:
-            return queued
-        return queued and first is not None
+            return False
+        return first is None
 
 
 def _text_without_secrets(event: NewEvent) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import stat
@@ -147,7 +148,7 @@ def test_waiting_for_a_server_ends(home: Home, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_client_without_the_server_package_says_what_it_needs(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="WARMSTART_URL"):
         home.attach()
 

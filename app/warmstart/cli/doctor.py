@@ -58,7 +58,7 @@ def health(as_json: bool) -> None:
 @click.command()
 @output.json_option
 def doctor(as_json: bool) -> None:
-    """Check everything from the key to a memory's way there and back, and say what to do.
+    """Check everything, and say what to do.
 
     Settings, home, disk, server, key, versions, each part, MCP over HTTP and stdio, a memory saved, found and deleted
     for good, the agents that are set up and the time of their hook. Starts a server where none runs. Exit code 1

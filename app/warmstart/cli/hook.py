@@ -8,7 +8,7 @@ import click
 @click.command()
 @click.argument("event", type=click.Choice(("prompt", "session-end")))
 def hook(event: str) -> None:
-    """Print what the memory knows about a prompt, for an agent's hook.
+    """Print what the memory knows about a prompt (for hooks).
 
     Reads on stdin the event that Claude Code (UserPromptSubmit, SessionEnd) or Kiro gives its hooks.
     Silent where nothing is found, the server is down, or 600 ms are over; always ends with 0.
