@@ -97,6 +97,7 @@ READS: dict[str, Request] = {
     "delete for good": ("DELETE", "/v1/memories/{ready}?hard=true", None),
     "restore": ("POST", "/v1/memories/{trashed}/restore", None),
     "history": ("GET", "/v1/memories/{ready}/history", None),
+    "export": ("GET", "/v1/export?format=ndjson", None),
     "restore a version": ("POST", "/v1/memories/{ready}/history/1/restore", None),
     "the duplicate check of a save": ("POST", "/v1/memories", {"content": SECRET, "namespace": "bobs"}),
     "the duplicate check of a batch": (
