@@ -154,11 +154,11 @@ class Request(BaseModel):
 
 
 class NewMemory(Request):
-    content: Content = Field(description="What to remember, 1 to 8,000 characters. One fact, decision or gotcha each.")
+    content: Content = Field(description="1 to 8,000 characters. One fact, decision or gotcha each.")
     title: Title | None = Field(None, description="The first line where not given.")
     namespace: Namespace = Field(DEFAULT_NAMESPACE, description="Project or topic.")
     type: MemoryType = "fact"
-    facts: Facts = Field(default_factory=list, description="Short bullets that stand on their own.")
+    facts: Facts = Field(default_factory=list, description="Bullets that stand on their own.")
     tags: Tags = Field(default_factory=list)
     entities: Tags = Field(default_factory=list, description="People, services, files, functions.")
     importance: Importance = 0.5
@@ -218,8 +218,8 @@ class SearchRequest(Request):
         None, description="Only this one (code-*: all that begin so); all where not given."
     )
     type: MemoryType | Annotated[list[MemoryType], Field(min_length=1, max_length=len(MEMORY_TYPES))] | None = None
-    tags: Tags | None = Field(None, description="Memories that carry all of these.")
-    entities: Tags | None = Field(None, description="Memories that carry all of these.")
+    tags: Tags | None = Field(None, description="Those with all of these.")
+    entities: Tags | None = Field(None, description="Those with all of these.")
     source: Source | None = None
     min_importance: Importance | None = None
     occurred_from: Instant | None = Field(None, description="Inclusive.")
