@@ -160,7 +160,8 @@ class MemoryService:
                     "save what is new, in words of its own",
                     field="content" if len(new) == 1 else f"memories.{place}.content",
                 )
-        return [to_memory(rows[i]) if i in rows else None for i in ids]
+        # what is to take another's place is saved: that it was given says nothing of the other
+        return [to_memory(rows[i]) if i in rows and not n.supersedes else None for n, i in zip(new, ids, strict=True)]
 
     async def _insert(self, rows: builtins.list[Row], fields: builtins.list[str]) -> builtins.list[Inserted]:
         if any(links_of(row["metadata"]).supersedes for row in rows):
