@@ -139,6 +139,9 @@ def _vm_command(name: str, words: tuple[str, ...], summary: str) -> Callable[...
 _vm_command("status", ("status",), "What runs, since when, and how it is (--json).")
 _vm_command("backup", ("backup",), "Take a backup now.")
 _vm_command("drill", ("drill",), "Restore the newest backup into a scratch place, and look whether it is whole.")
+_vm_command("restart", ("restart",), "Start a service's container anew (SERVICE), and wait until it is ready.")
+_vm_command("smoke", ("smoke",), "Try the memory as a client does: save, search, MCP, delete.")
+_vm_command("warmstart", ("warmstart",), "A command of the memory's own program, such as `tenants list`.")
 _vm_command("rollback", ("rollback",), "Go back to the release before.")
 _vm_command("rotate-secrets", ("secrets", "rotate"), "Make new secrets (of those named), and bring them into use.")
 
@@ -165,8 +168,8 @@ def restore(target: Target, arguments: tuple[str, ...], repository: str | None) 
 @click.pass_obj
 def logs(target: Target, service: str | None, follow: bool, lines: int) -> None:
     """The containers' logs (of one SERVICE)."""
-    words = ["compose", "logs", f"--tail={lines}", *(["--follow"] if follow else []), *([service] if service else [])]
-    _on_vm(target, VM_PROGRAM, *words)
+    words = [f"--lines={lines}", *(["--follow"] if follow else []), *([service] if service else [])]
+    _on_vm(target, VM_PROGRAM, "logs", *words)
 
 
 @main.command(name="ssh")

@@ -21,18 +21,30 @@ from .stack import SLOTS, Container, Stack, VmError
 ASK_TIMEOUT_S: Final = 5.0
 DOCKER_TIMEOUT_S: Final = 30.0
 WORKER_PORT: Final = 8485
-QUEUE_METRICS: Final = {"waiting": "queued_memories", "failed": "failed_memories", "age_seconds": "queue_age_seconds"}
+QUEUE_METRICS: Final = {
+    "waiting": "queued_memories", "failed": "failed_memories", "age_seconds": "queue_age_seconds",
+    "compaction_lag_seconds": "compaction_lag_seconds",
+}  # fmt: skip
+#: Between two looks of `--wait`.
+POLL_S: Final = 2.0
+#: OPTIMIZE_AFTER_S and a moment; sooner it is nobody's concern.
+COMPACTION_DUE_S: Final = 360.0
 HISTORY_FILE: Final = "deploys.jsonl"
 
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser("status", help="what runs, since when, and how it is")
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="until all is well and no memory waits, at most"
+    )
     parser.set_defaults(run=_status)
 
 
 def _status(args: argparse.Namespace) -> int:
-    found = collect(Stack.from_environment())
+    stack, deadline = Stack.from_environment(), time.monotonic() + args.wait
+    while not is_settled(found := collect(stack)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     print(json.dumps(found) if args.json else "\n".join(render(found, time.time())))
     return 0 if found["ok"] else 1
 
@@ -53,18 +65,32 @@ def collect(stack: Stack) -> dict[str, Any]:
             found[name] = part(stack)
         except (OSError, ValueError, KeyError, VmError, http.client.HTTPException) as error:
             found[name] = {"error": str(error) or type(error).__name__}
-    return {"ok": is_ok(found), **found}
+    wrong = faults(found)
+    return {"ok": not wrong, "faults": wrong, **found}
 
 
-def is_ok(found: Mapping[str, Any]) -> bool:
-    """Something was rolled out, it says that nothing is degraded, and all containers are up."""
-    listed = found["containers"]
-    return (
-        bool(found["release"])
-        and (found["ready"] or {}).get("status") == "ok"
-        and isinstance(listed, list)
-        and all(c["state"] == "running" and c["health"] != "unhealthy" for c in listed)
-    )
+def is_settled(found: Mapping[str, Any]) -> bool:
+    return bool(found["ok"] and not found["queue"].get("waiting", 1))
+
+
+def faults(found: Mapping[str, Any]) -> list[str]:
+    """What is wrong, in a few words each: nothing rolled out, containers that are not up, an api that is degraded."""
+    wrong = [] if found["release"] else ["nothing was rolled out"]
+    listed, ready = found["containers"], found["ready"] or {}
+    if not isinstance(listed, list):
+        wrong.append("the containers can't be looked at")
+    else:
+        wrong += [f"{c['service']} is {_state(c)}" for c in listed if c["state"] != "running"]
+        wrong += [f"{c['service']} is unhealthy" for c in listed if c["health"] == "unhealthy"]
+    if ready.get("status") != "ok":
+        degraded = ready.get("degraded") or {}
+        wrong.append(f"the api goes without {', '.join(degraded)}" if degraded else "the api does not answer")
+    return wrong
+
+
+def _state(container: Mapping[str, Any]) -> str:
+    state = str(container["state"])
+    return f"{state} ({container['exit_code']})" if state == "exited" else state
 
 
 def release(stack: Stack) -> dict[str, Any] | None:
@@ -167,7 +193,8 @@ def lock(stack: Stack) -> dict[str, Any] | None:
 
 
 def render(found: Mapping[str, Any], now: float) -> list[str]:
-    lines = [_line("service", "ok" if found["ok"] else "NOT OK"), _line("release", _release(found["release"], now))]
+    state = "ok" if found["ok"] else f"NOT OK: {'; '.join(found['faults'])}"
+    lines = [_line("service", state), _line("release", _release(found["release"], now))]
     lines += [_line("deploy", text) for text in _deploy(found["deploy"], now)]
     lines += [_line("ready", _ready(found["ready"])), _line("queue", _queue(found["queue"]))]
     lines += [_line("certificate", _certificate(found["certificate"], now))]
@@ -215,10 +242,11 @@ def _ready(part: Any) -> str:
 def _queue(part: Any) -> str:
     if text := _error(part):
         return text
-    failed = f", {part['failed']:.0f} failed" if part["failed"] else ""
-    if not part["waiting"]:
-        return f"empty{failed}"
-    return f"{part['waiting']:.0f} memories wait for their vector, for up to {span(part['age_seconds'])}{failed}"
+    waiting = f"{part['waiting']:.0f} memories wait for their vector, for up to {span(part['age_seconds'])}"
+    failed = f"{part['failed']:.0f} given up" if part["failed"] else ""
+    lag = part["compaction_lag_seconds"]
+    late = f"not compacted for {span(lag)}" if lag > COMPACTION_DUE_S else ""
+    return ", ".join(filter(None, (waiting if part["waiting"] else "empty", failed, late)))
 
 
 def _short(value: Any) -> str:
@@ -264,7 +292,7 @@ def _table(part: Any, now: float) -> list[str]:
     for each in part:
         up = each["state"] == "running"
         rows.append((
-            each["service"], each["state"] if up else f"{each['state']} ({each['exit_code']})", each["health"] or "-",
+            each["service"], _state(each), each["health"] or "-",
             ago(each["started_at"], now) if up else "-", str(each["restarts"]), _memory(each), each["release"],
         ))  # fmt: skip
     return _aligned(rows)
