@@ -12,15 +12,17 @@ from typing import Final
 
 import click
 
-from ops import runner, ssh
+from ops import runner, settings, ssh
 from ops.inventory import InventoryError, Target, load
-from ops.source import SourceError, committed
+from ops.source import ROOT, SourceError, committed
 
 DEFAULT_INVENTORY: Final = Path("ops/inventories/prod.py")
 #: Exit codes: 1 a step failed (and was undone), 2 refused: nothing was done.
 FAILED: Final = 1
 REFUSED: Final = 2
 VM_PROGRAM: Final = "warmstart-vm"
+#: Of no meaning to a migration, which embeds nothing; the deploy lays down the model.
+MODEL_DIR: Final = "/var/lib/warmstart/model"
 
 
 class Failure(click.ClickException):
@@ -185,6 +187,18 @@ def ssh_(target: Target) -> None:
 def exec_(target: Target, words: tuple[str, ...]) -> None:
     """Run a command on the VM, as root."""
     _on_vm(target, *words)
+
+
+@main.command(name="migrate-dimension", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def migrate_dimension(target: Target, arguments: tuple[str, ...]) -> None:
+    """The memories' vectors to the model of the inventory's settings, before the deploy of these (--plan, --rollback)."""
+    try:
+        text = settings.text(target, ROOT, MODEL_DIR)
+    except runner.Refused as error:
+        raise Failure(f"refused:\n{error}", REFUSED) from None
+    _on_vm(target, VM_PROGRAM, "migrate-dimension", *arguments, stdin=text.encode())
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

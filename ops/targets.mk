@@ -1,6 +1,6 @@
 # One VM. INVENTORY=path names its file; ARGS="…" goes on to the command, whose help is `make deploy ARGS=--help`.
 
-.PHONY: deploy plan status logs smoke restart ssh exec warmstart keys backup restore drill rollback rotate-secrets destroy
+.PHONY: deploy plan status logs smoke restart ssh exec warmstart keys backup restore drill rollback rotate-secrets migrate-dimension destroy
 
 INVENTORY ?= ops/inventories/prod.py
 OPS = $(PY) -m ops --inventory $(INVENTORY)
@@ -49,6 +49,9 @@ rollback: $(VENV)/.installed-ops ## back to the release before
 
 rotate-secrets: $(VENV)/.installed-ops ## new secrets (ARGS="REDIS_PASSWORD" for one of them)
 	@$(OPS) rotate-secrets $(ARGS)
+
+migrate-dimension: $(VENV)/.installed-ops ## vectors of the inventory's model, before its deploy (ARGS=--plan, --rollback)
+	@$(OPS) migrate-dimension $(ARGS)
 
 destroy: $(VENV)/.installed-ops ## remove everything from the VM; asks for its name
 	@$(OPS) destroy $(ARGS)

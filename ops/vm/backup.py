@@ -63,9 +63,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result["ok"] else 1
 
 
-def attempt(
-    stack: Stack, progress: Progress, *, afresh: bool = False, forget_earlier: bool = False
-) -> dict[str, Any]:
+def attempt(stack: Stack, progress: Progress, *, afresh: bool = False, forget_earlier: bool = False) -> dict[str, Any]:
     """One backup, and its record in backup.json. A part that failed makes it a failed one."""
     progress.begin("settings")
     with recorded(stack.state / "backup.json", progress) as result:

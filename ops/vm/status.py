@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from .changes import newest
+from .changes import missing, newest
 from .gate import API_PORT
 from .metrics import memory, shown_certificate, validity
 from .secrets import read
@@ -29,6 +29,8 @@ QUEUE_METRICS: Final = {
 POLL_S: Final = 2.0
 #: OPTIMIZE_AFTER_S and a moment; sooner it is nobody's concern.
 COMPACTION_DUE_S: Final = 360.0
+#: Of its limit; an alert has the same.
+MEMORY_SHARE: Final = 0.9
 HISTORY_FILE: Final = "deploys.jsonl"
 
 
@@ -78,10 +80,10 @@ def faults(found: Mapping[str, Any]) -> list[str]:
     wrong = [] if found["release"] else ["nothing was rolled out"]
     listed, ready = found["containers"], found["ready"] or {}
     if not isinstance(listed, list):
-        wrong.append("the containers can't be looked at")
-    else:
-        wrong += [f"{c['service']} is {_state(c)}" for c in listed if c["state"] != "running"]
-        wrong += [f"{c['service']} is unhealthy" for c in listed if c["health"] == "unhealthy"]
+        # without docker nothing else can be asked
+        return [*wrong, "docker does not answer"]
+    wrong += [f"{c['service']} is {_state(c)}" for c in listed if c["state"] != "running"]
+    wrong += [f"{c['service']} is unhealthy" for c in listed if c["health"] == "unhealthy" and c["state"] == "running"]
     if ready.get("status") != "ok":
         degraded = ready.get("degraded") or {}
         wrong.append(f"the api goes without {', '.join(degraded)}" if degraded else "the api does not answer")
@@ -117,13 +119,15 @@ def last_deploy(stack: Stack) -> dict[str, Any] | None:
 
 
 def containers(stack: Stack) -> list[dict[str, Any]]:
-    found = sorted(newest(stack.containers()).values(), key=lambda c: c.service)
+    by_service = newest(stack.containers())
+    found = sorted(by_service.values(), key=lambda c: c.service)
     running = [c.id for c in found if c.running]
     used: dict[str, tuple[float, float]] = {}
     if running:
         words = ["docker", "stats", "--no-stream", "--no-trunc", "--format", "{{.ID}} {{.MemUsage}}", *running]
         used = {c: (mine, limit) for c, mine, limit in memory(stack.run(words, timeout_s=DOCKER_TIMEOUT_S))}
-    return [_container(c, *used.get(c.id, (None, None))) for c in found]
+    gone = [Container("", "", name, "missing", "", 0, 0, "", "", "", "", {}) for name in missing(stack, by_service)]
+    return [_container(c, *used.get(c.id, (None, None))) for c in [*found, *gone]]
 
 
 def _container(found: Container, used: float | None, limit: float | None) -> dict[str, Any]:
@@ -197,6 +201,7 @@ def render(found: Mapping[str, Any], now: float) -> list[str]:
     lines = [_line("service", state), _line("release", _release(found["release"], now))]
     lines += [_line("deploy", text) for text in _deploy(found["deploy"], now)]
     lines += [_line("ready", _ready(found["ready"])), _line("queue", _queue(found["queue"]))]
+    lines += [_line("memory", _tight(found["containers"]))]
     lines += [_line("certificate", _certificate(found["certificate"], now))]
     lines += [_line(kind, _result(found[kind], now)) for kind in ("backup", "drill")]
     lines += [_line("disk", _disk(found["disk"])), _line("lock", _lock(found["lock"], now)), ""]
@@ -253,6 +258,14 @@ def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return "(" + ", ".join(f"{name} {_short(each)}" for name, each in value.items()) + ")"
     return "+".join(map(_short, value)) if isinstance(value, list) else str(value)
+
+
+def _tight(part: Any) -> str:
+    if text := _error(part):
+        return text
+    shares = {c["service"]: c["memory_bytes"] / c["memory_limit_bytes"] for c in part if c["memory_bytes"] is not None}
+    full = [f"{service} uses {share:.0%} of its limit" for service, share in shares.items() if share > MEMORY_SHARE]
+    return ", ".join(full) or "no container is near its limit"
 
 
 def _certificate(part: Any, now: float) -> str:

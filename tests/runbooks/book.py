@@ -100,7 +100,7 @@ def parse(name: str, text: str) -> Book:
         if waiting is not None:
             faults.append(f"line {waiting.line}: a command without its output")
             waiting = None
-        if section not in SECTIONS[2:] or (language == "python" and section != "Act"):
+        if section not in SECTIONS[2:] or (language == "python" and section not in SECTIONS[2:4]):
             faults.append(f"line {line}: no place for {language!r}")
         elif language == "sh":
             waiting = Step(section, line, language, body)

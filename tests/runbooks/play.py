@@ -77,15 +77,19 @@ class Reader:
 
 def play(book: Book, reader: Reader) -> float:
     """Seconds that Check, Act and Verify took. The fault is there when this begins. Raises Lied."""
-    _must_not_hold(book, reader)
     began = time.monotonic()
     for step in book.of("Check"):
-        if said := reader.look(step, patiently=True, must_succeed=False):
+        if step.kind == "python":
+            reader.edit(step.filled(reader.values))
+        elif said := reader.look(step, patiently=True, must_succeed=False):
             raise Lied(f"line {step.line}: {step.text}\nprinted:\n{step.output}\n{said}")
+    looked = time.monotonic()
+    _must_not_hold(book, reader)
+    told = time.monotonic() - looked
     for step in book.of("Act"):
         reader.act(step, again=False)
     _must_hold(book, reader)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - began - told
     for step in book.of("Act"):
         reader.act(step, again=True)
     _must_hold(book, reader)
