@@ -193,7 +193,7 @@ def exec_(target: Target, words: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def migrate_dimension(target: Target, arguments: tuple[str, ...]) -> None:
-    """The memories' vectors to the model of the inventory's settings, before the deploy of these (--plan, --rollback)."""
+    """The vectors to the model of the inventory's settings, before the deploy of these (--plan, --rollback)."""
     try:
         text = settings.text(target, ROOT, MODEL_DIR)
     except runner.Refused as error:

@@ -1,4 +1,4 @@
-"""`compose …`, `warmstart …`, `keys …`, `first-key`: the tools of stack and service, with the right files and container."""
+"""`compose`, `warmstart`, `keys`, `logs`, `first-key`: the tools of stack and service, with the right container."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def _logs(args: argparse.Namespace) -> int:
     if container is None:
         known = sorted({c.service for c in stack.containers()})
         raise Refused(f"there is no container of {args.service!r}; there are {', '.join(known) or 'none'}")
-    command = ["docker", "logs", *words, container.id]
-    os.execvp(command[0], command)
+    os.execvp("docker", ["docker", "logs", *words, container.id])
+    return 0  # not reached
 
 
 def _first_key(args: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ def _wait(stack: Stack, service: str) -> None:
         raise VmError(f"{service} is not there after its start")
     try:
         Gate(stack, Signals()).wait_ready(found.id, found.restarts)
-    except Failed as error:
+    except Failed:
         say(f"The last lines of {found.name}:")
         with suppress(VmError):
             say("\n".join(f"  {line}" for line in stack.log(found).splitlines()))

@@ -211,7 +211,8 @@ class Stack:
         return [
             "docker", "compose", "--ansi", "never", "--project-name", self.project,
             "--project-directory", str(self.config),
-            "--env-file", str(self.settings_file or self.etc / "settings.env"), "--env-file", str(self.etc / "secrets.env"),
+            "--env-file", str(self.settings_file or self.etc / "settings.env"),
+            "--env-file", str(self.etc / "secrets.env"),
             *files, *words,
         ]  # fmt: skip
 

@@ -114,8 +114,8 @@ def _(world: World) -> Iterator[None]:
 def _(world: World) -> Iterator[None]:
     world.machine.ssh(
         "docker exec --interactive warmstart-postgres-1 psql --quiet --username=warmstart",
-        stdin=b"ALTER USER warmstart PASSWORD 'another';\n"
-        b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'warmstart';\n",
+        stdin=b"ALTER USER warmstart PASSWORD 'another'; SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        b" WHERE pid <> pg_backend_pid() AND usename = 'warmstart';\n",
     )
     world.until_status("degraded", degraded("postgres"))
     yield
@@ -136,7 +136,8 @@ def _(world: World) -> Iterator[None]:
 @fault("embedding-given-up")
 def _(world: World) -> Iterator[None]:
     world.with_override(
-        'services: {embeddings: {environment: {AUTO_TRUNCATE: "false"}}, worker: {environment: {EMBED_MAX_ATTEMPTS: "1"}}}',
+        "services: {embeddings: {environment: {AUTO_TRUNCATE: 'false'}},"
+        " worker: {environment: {EMBED_MAX_ATTEMPTS: '1'}}}",
         "embeddings", "worker",
     )  # fmt: skip
     world.save(1, length=7000)
@@ -264,7 +265,7 @@ def _(world: World) -> Iterator[None]:
 
 
 _CADDY: Final = "/var/lib/docker/volumes/warmstart_caddy/_data/data/caddy"
-_OLD_CERTIFICATE: Final = f"""
+_OLD_CERTIFICATE: Final = rf"""
 set -e
 cd {_CADDY}
 ca=pki/authorities/local
@@ -273,10 +274,16 @@ site=$(ls -d certificates/local/*/ | head -1)
 name=$(basename $site)
 key=$site$name.key
 work=$(mktemp -d)
-printf 'basicConstraints=critical,CA:false\\nkeyUsage=critical,digitalSignature\\nextendedKeyUsage=serverAuth\\nsubjectAltName=IP:127.0.0.1\\n' > $work/ext
+cat > $work/ext <<END
+basicConstraints=critical,CA:false
+keyUsage=critical,digitalSignature
+extendedKeyUsage=serverAuth
+subjectAltName=IP:{HOST}
+END
+moment() {{ date --utc --date="$1" +%Y%m%d%H%M%SZ; }}
 openssl req -new -key $key -subj / -out $work/csr
-openssl x509 -req -in $work/csr -CA $ca/intermediate.crt -CAkey $ca/intermediate.key -set_serial 4711 -extfile $work/ext \\
-  -not_before $(date --utc --date='-11 hours' +%Y%m%d%H%M%SZ) -not_after $(date --utc --date='+50 minutes' +%Y%m%d%H%M%SZ) -out $work/crt
+openssl x509 -req -in $work/csr -CA $ca/intermediate.crt -CAkey $ca/intermediate.key -set_serial 4711 \
+  -extfile $work/ext -not_before $(moment '-11 hours') -not_after $(moment '+50 minutes') -out $work/crt
 cat $work/crt $ca/intermediate.crt > $site$name.crt
 rm -r $work
 chown --recursive 0:0 certificates locks 2>/dev/null || true

@@ -227,7 +227,11 @@ def test_a_page_is_played_as_printed_and_twice(tmp_path: Path) -> None:
         ("on\n", PAGE, "printed"),
         ("the lamp is out since Monday\n", PAGE.replace("echo on", "echo off"), "printed"),
         ("the lamp is out since Monday\n", PAGE.replace("echo on", "false"), "ended with 1"),
-        ("the lamp is out since Monday\n", PAGE.replace("\n```\n\n## Verify", "\nlit\n```\n\n## Verify"), "ended with 0"),
+        (
+            "the lamp is out since Monday\n",
+            PAGE.replace("\n```\n\n## Verify", "\nlit\n```\n\n## Verify"),
+            "ended with 0",
+        ),
         ("the lamp is out since Monday\n", PAGE.replace("\non\n", "\n…\n"), "holds before Act"),
     ],
 )
