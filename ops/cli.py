@@ -8,13 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from ops import runner, settings, ssh
+from ops import ssh
 from ops.inventory import InventoryError, Target, load
 from ops.source import ROOT, SourceError, committed
+
+if TYPE_CHECKING:
+    from ops import runner
 
 DEFAULT_INVENTORY: Final = Path("ops/inventories/prod.py")
 #: Exit codes: 1 a step failed (and was undone), 2 refused: nothing was done.
@@ -78,6 +81,8 @@ def plan(target: Target, as_json: bool) -> None:
 
 
 def _run(target: Target, *, dry: bool, break_lock: bool = False) -> tuple[runner.Deploy, float]:
+    from ops import runner  # pyinfra takes a second to import, and all others need none of it
+
     began = time.monotonic()
     try:
         made = runner.Deploy(target, committed(), dry=dry, break_lock=break_lock, say=_say)
@@ -194,6 +199,8 @@ def exec_(target: Target, words: tuple[str, ...]) -> None:
 @click.pass_obj
 def migrate_dimension(target: Target, arguments: tuple[str, ...]) -> None:
     """The vectors to the model of the inventory's settings, before the deploy of these (--plan, --rollback)."""
+    from ops import runner, settings
+
     try:
         text = settings.text(target, ROOT, MODEL_DIR)
     except runner.Refused as error:

@@ -69,6 +69,8 @@ def _logs(args: argparse.Namespace) -> int:
     if container is None:
         known = sorted({c.service for c in stack.containers()})
         raise Refused(f"there is no container of {args.service!r}; there are {', '.join(known) or 'none'}")
+    # both streams of the container as one, so that they can be searched
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
     os.execvp("docker", ["docker", "logs", *words, container.id])
     return 0  # not reached
 

@@ -84,12 +84,13 @@ class World:
 
     def heal(self) -> None:
         """However a runbook left it. Raises AssertionError where it does not become well again."""
-        if self.fields:
-            self.set_fields({})
+        edited = bool(self.fields or self.own_fields)
+        self.own_fields = {}
+        self.set_fields({})
         self.machine.ssh("systemctl start docker.service", check=False)
-        # one that a runbook's end left as it was is not touched by it
-        self.deploy()
-        self.ops("status", f"--wait={SETTLE_S}")
+        if edited or self.ops("status", f"--wait={SETTLE_S / 4}", ok=False).code:
+            self.deploy()
+            self.ops("status", f"--wait={SETTLE_S}")
 
     # -- on the machine
 
