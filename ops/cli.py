@@ -8,19 +8,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from ops import runner, ssh
+from ops import ssh
 from ops.inventory import InventoryError, Target, load
-from ops.source import SourceError, committed
+from ops.source import ROOT, SourceError, committed
+
+if TYPE_CHECKING:
+    from ops import runner
 
 DEFAULT_INVENTORY: Final = Path("ops/inventories/prod.py")
 #: Exit codes: 1 a step failed (and was undone), 2 refused: nothing was done.
 FAILED: Final = 1
 REFUSED: Final = 2
 VM_PROGRAM: Final = "warmstart-vm"
+#: Of no meaning to a migration, which embeds nothing; the deploy lays down the model.
+MODEL_DIR: Final = "/var/lib/warmstart/model"
 
 
 class Failure(click.ClickException):
@@ -76,6 +81,8 @@ def plan(target: Target, as_json: bool) -> None:
 
 
 def _run(target: Target, *, dry: bool, break_lock: bool = False) -> tuple[runner.Deploy, float]:
+    from ops import runner  # pyinfra takes a second to import, and all others need none of it
+
     began = time.monotonic()
     try:
         made = runner.Deploy(target, committed(), dry=dry, break_lock=break_lock, say=_say)
@@ -139,6 +146,9 @@ def _vm_command(name: str, words: tuple[str, ...], summary: str) -> Callable[...
 _vm_command("status", ("status",), "What runs, since when, and how it is (--json).")
 _vm_command("backup", ("backup",), "Take a backup now.")
 _vm_command("drill", ("drill",), "Restore the newest backup into a scratch place, and look whether it is whole.")
+_vm_command("restart", ("restart",), "Start a service's container anew (SERVICE), and wait until it is ready.")
+_vm_command("smoke", ("smoke",), "Try the memory as a client does: save, search, MCP, delete.")
+_vm_command("warmstart", ("warmstart",), "A command of the memory's own program, such as `tenants list`.")
 _vm_command("rollback", ("rollback",), "Go back to the release before.")
 _vm_command("rotate-secrets", ("secrets", "rotate"), "Make new secrets (of those named), and bring them into use.")
 
@@ -165,8 +175,8 @@ def restore(target: Target, arguments: tuple[str, ...], repository: str | None) 
 @click.pass_obj
 def logs(target: Target, service: str | None, follow: bool, lines: int) -> None:
     """The containers' logs (of one SERVICE)."""
-    words = ["compose", "logs", f"--tail={lines}", *(["--follow"] if follow else []), *([service] if service else [])]
-    _on_vm(target, VM_PROGRAM, *words)
+    words = [f"--lines={lines}", *(["--follow"] if follow else []), *([service] if service else [])]
+    _on_vm(target, VM_PROGRAM, "logs", *words)
 
 
 @main.command(name="ssh")
@@ -182,6 +192,20 @@ def ssh_(target: Target) -> None:
 def exec_(target: Target, words: tuple[str, ...]) -> None:
     """Run a command on the VM, as root."""
     _on_vm(target, *words)
+
+
+@main.command(name="migrate-dimension", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def migrate_dimension(target: Target, arguments: tuple[str, ...]) -> None:
+    """The vectors to the model of the inventory's settings, before the deploy of these (--plan, --rollback)."""
+    from ops import runner, settings
+
+    try:
+        text = settings.text(target, ROOT, MODEL_DIR)
+    except runner.Refused as error:
+        raise Failure(f"refused:\n{error}", REFUSED) from None
+    _on_vm(target, VM_PROGRAM, "migrate-dimension", *arguments, stdin=text.encode())
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

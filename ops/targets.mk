@@ -1,6 +1,6 @@
 # One VM. INVENTORY=path names its file; ARGS="…" goes on to the command, whose help is `make deploy ARGS=--help`.
 
-.PHONY: deploy plan status logs ssh exec keys backup restore drill rollback rotate-secrets destroy
+.PHONY: deploy plan status logs smoke restart ssh exec warmstart keys backup restore drill rollback rotate-secrets migrate-dimension destroy
 
 INVENTORY ?= ops/inventories/prod.py
 OPS = $(PY) -m ops --inventory $(INVENTORY)
@@ -17,11 +17,20 @@ status: $(VENV)/.installed-ops ## the VM: what runs, and how it is
 logs: $(VENV)/.installed-ops ## the VM's logs (SERVICE=api, ARGS=--follow)
 	@$(OPS) logs $(SERVICE) $(ARGS)
 
+smoke: $(VENV)/.installed-ops ## try the VM's memory as a client does
+	@$(OPS) smoke
+
+restart: $(VENV)/.installed-ops ## start a container anew, and wait until it is ready (SERVICE=worker)
+	@$(OPS) restart $(SERVICE)
+
 ssh: $(VENV)/.installed-ops ## a shell on the VM
 	@$(OPS) ssh
 
 exec: $(VENV)/.installed-ops ## a command on the VM (CMD="df -h")
 	@$(OPS) exec -- $(CMD)
+
+warmstart: $(VENV)/.installed-ops ## a command of the memory's program on the VM (ARGS="tenants list")
+	@$(OPS) warmstart $(ARGS)
 
 keys: $(VENV)/.installed-ops ## API keys (ARGS="create laptop", "revoke ID"; lists them without)
 	@$(OPS) keys $(ARGS)
@@ -40,6 +49,9 @@ rollback: $(VENV)/.installed-ops ## back to the release before
 
 rotate-secrets: $(VENV)/.installed-ops ## new secrets (ARGS="REDIS_PASSWORD" for one of them)
 	@$(OPS) rotate-secrets $(ARGS)
+
+migrate-dimension: $(VENV)/.installed-ops ## vectors of the inventory's model, before its deploy (ARGS=--plan, --rollback)
+	@$(OPS) migrate-dimension $(ARGS)
 
 destroy: $(VENV)/.installed-ops ## remove everything from the VM; asks for its name
 	@$(OPS) destroy $(ARGS)

@@ -14,7 +14,7 @@ from warmstart.account import Account
 from warmstart.activity import Activity
 from warmstart.config import Settings
 from warmstart.embeddings import Embedder
-from warmstart.errors import EmbeddingError, Problem
+from warmstart.errors import CacheUnavailable, EmbeddingError, Problem
 from warmstart.keys import KeyRing
 from warmstart.memory import Mode
 from warmstart.metrics import Metrics
@@ -145,13 +145,16 @@ def space_mismatch(table: Table, settings: Settings) -> str:
     )
 
 
-async def _probe(embedder: Embedder) -> None:
-    """While the provider is down, ask it now and then: health heals without waiting for a caller."""
+async def _probe(embedder: Embedder, cache: Cache) -> None:
+    """While the provider, or the cache, is down, ask it now and then: health heals without waiting for a caller."""
     while True:
         await asyncio.sleep(PROBE_S)
         if not embedder.healthy:
             with suppress(EmbeddingError):
                 await embedder.embed_query("probe", PROBE_S)
+        if not cache.healthy:
+            with suppress(CacheUnavailable):
+                await cache.pipeline(("PING",))
 
 
 @asynccontextmanager
@@ -195,7 +198,7 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         maintenance = Maintenance(table, writer, settings.vector_index_min_rows, settings.version_retention_s)
         search = Search(settings, table, embedder, maintenance)
         stack.push_async_callback(search.close)
-        probing = asyncio.create_task(_probe(embedder))
+        probing = asyncio.create_task(_probe(embedder, cache))
         stack.push_async_callback(asyncio.wait, {probing})
         stack.callback(probing.cancel)
         if table.is_migrating:

@@ -20,7 +20,8 @@ COMMANDS: Final = {
     "services": "rollout", "migrate": "rollout", "rollout": "rollout", "rollback": "rollout", "pending": "rollout",
     "smoke": "smoke", "status": "status", "secrets": "secrets", "backup": "backup", "drill": "drill",
     "restore": "restore", "metrics": "metrics", "prune": "prune", "alerts": "alerts",
-    "compose": "access", "keys": "access", "first-key": "access", "destroy": "destroy",
+    "restart": "restart", "migrate-dimension": "dimension", "destroy": "destroy",
+    "compose": "access", "warmstart": "access", "logs": "access", "keys": "access", "first-key": "access",
 }  # fmt: skip
 
 

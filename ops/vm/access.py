@@ -1,4 +1,4 @@
-"""`compose …`, `keys …`, `first-key`: the stack's own tools, with the right files and the right container."""
+"""`compose`, `warmstart`, `keys`, `logs`, `first-key`: the tools of stack and service, with the right container."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, Final
 
-from .stack import Refused, Stack, VmError, last_json
+from .stack import SLOTS, Refused, Stack, last_json
 
 #: The tenant that an operator's keys belong to where none is named.
 TENANT: Final = "default"
@@ -22,9 +22,16 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     compose.add_argument("words", nargs=argparse.REMAINDER)
     compose.set_defaults(run=_compose)
-    keys = commands.add_parser("keys", help="`warmstart keys` in the api's container", **as_they_are)
-    keys.add_argument("words", nargs=argparse.REMAINDER)
-    keys.set_defaults(run=_keys)
+    for name, before in (("warmstart", ()), ("keys", ("keys",))):
+        words = " ".join(("warmstart", *before))
+        service = commands.add_parser(name, help=f"`{words}` in the api's container", **as_they_are)
+        service.add_argument("words", nargs=argparse.REMAINDER)
+        service.set_defaults(run=_warmstart, before=before)
+    logs = commands.add_parser("logs", help="what the containers said last")
+    logs.add_argument("service", nargs="?", default="", help="of this one alone; `api` is the slot with the traffic")
+    logs.add_argument("--lines", type=int, default=200)
+    logs.add_argument("--follow", action="store_true")
+    logs.set_defaults(run=_logs)
     first = commands.add_parser("first-key", help="make an API key where there is none; --check: is there one?")
     first.add_argument("--check", action="store_true")
     first.set_defaults(run=_first_key)
@@ -39,13 +46,33 @@ def _compose(args: argparse.Namespace) -> int:
     os.execvp(command[0], command)
 
 
-def _keys(args: argparse.Namespace) -> int:
+def _warmstart(args: argparse.Namespace) -> int:
+    """In the api's container; with none that runs, in one of its own, since that may be what is looked into."""
     stack = Stack.from_environment()
-    container = stack.container("api")
-    if container is None or not container.running:
-        raise VmError("the api does not run: `warmstart-vm status` shows what does")
-    words = ["docker", "exec", container.id, "warmstart", "keys", *args.words]
-    os.execvp(words[0], words)
+    words = [*args.before, *args.words]
+    container = stack.container(SLOTS[0])
+    if container is not None and container.running:
+        command = ["docker", "exec", container.id, "warmstart", *words]
+    elif release := stack.current():
+        command = stack.compose(release, "run", "--rm", "--no-deps", "--no-TTY", "--quiet-pull", SLOTS[0], *words)
+    else:
+        raise Refused("nothing was rolled out on this machine yet: make deploy")
+    os.execvp(command[0], command)
+
+
+def _logs(args: argparse.Namespace) -> int:
+    stack = Stack.from_environment()
+    words = [f"--tail={args.lines}", *(["--follow"] if args.follow else [])]
+    if not args.service:
+        return _compose(argparse.Namespace(words=["--profile", "*", "logs", *words]))
+    container = stack.container(args.service)
+    if container is None:
+        known = sorted({c.service for c in stack.containers()})
+        raise Refused(f"there is no container of {args.service!r}; there are {', '.join(known) or 'none'}")
+    # both streams of the container as one, so that they can be searched
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+    os.execvp("docker", ["docker", "logs", *words, container.id])
+    return 0  # not reached
 
 
 def _first_key(args: argparse.Namespace) -> int:

@@ -37,6 +37,14 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--configure", action="store_true", help="what backups go by, from standard input; as JSON")
     parser.add_argument("--pending", action="store_true", help="say what --configure would do")
+    parser.add_argument(
+        "--afresh", action="store_true",
+        help="into a new repository on this machine; the one that is there is set aside, as one that is damaged",
+    )  # fmt: skip
+    parser.add_argument(
+        "--forget-earlier", action="store_true",
+        help="then remove every earlier snapshot and its data from all repositories, as when a tenant was deleted",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="the result as one JSON object in the last line")
     parser.set_defaults(run=run)
 
@@ -49,20 +57,46 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with only_one(stack, "a backup"):
         stay_in_background()
-        result = attempt(stack, Progress())
+        result = attempt(stack, Progress(), afresh=args.afresh, forget_earlier=args.forget_earlier)
     if args.json:
         print(json.dumps(result))
     return 0 if result["ok"] else 1
 
 
-def attempt(stack: Stack, progress: Progress) -> dict[str, Any]:
+def attempt(stack: Stack, progress: Progress, *, afresh: bool = False, forget_earlier: bool = False) -> dict[str, Any]:
     """One backup, and its record in backup.json. A part that failed makes it a failed one."""
     progress.begin("settings")
     with recorded(stack.state / "backup.json", progress) as result:
+        if afresh:
+            _set_aside(Backups.of(stack).local, progress)
         _back_up(stack, progress, result)
+        if forget_earlier:
+            _forget_earlier(Backups.of(stack), progress)
     if result["ok"]:
         progress.done(f"done: snapshot {result['snapshot'][:8]}")
     return result
+
+
+def _set_aside(repository: Repository, progress: Progress) -> None:
+    progress.begin("set aside")
+    place = Path(repository.url)
+    if not place.exists():
+        return
+    aside = place.with_name(f"{place.name}.{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    place.rename(aside)
+    progress.done(f"set aside: {aside}")
+
+
+def _forget_earlier(backups: Backups, progress: Progress) -> None:
+    """Each repository keeps its newest snapshot, and no data but that one's."""
+    progress.begin("earlier snapshots")
+    for repository in filter(None, (backups.local, backups.offsite)):
+        gone = repository.keep_newest_alone()
+        left = repository.snapshots()
+        progress.done(
+            f"{repository.name}: {gone} earlier snapshots removed with their data, left is "
+            + ", ".join(f"{one.id[:8]} of {one.taken_at:%Y-%m-%d %H:%M:%S} UTC" for one in left)
+        )
 
 
 def _back_up(stack: Stack, progress: Progress, result: dict[str, Any]) -> None:

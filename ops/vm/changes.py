@@ -71,6 +71,15 @@ def newest(found: Sequence[Container]) -> dict[str, Container]:
     return {c.service: c for c in sorted(found, key=lambda c: (c.running, c.started_at))}
 
 
+def missing(stack: Stack, found: Mapping[str, Container]) -> list[str]:
+    """Services of the current release that have no container at all, not even one that ended."""
+    release = stack.current()
+    if release is None:
+        return []
+    expected = set(stack.run(stack.compose(release, "config", "--services")).split()) - set(SLOTS)
+    return sorted((expected | {stack.serving()}) - found.keys())
+
+
 def before_the_api(services: Mapping[str, Wanted]) -> list[str]:
     """Those that a release brings up before its api, in order."""
     return sorted(services.keys() - set(APP_SERVICES), key=lambda service: (service == CADDY, service))

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from .changes import newest
+from .changes import missing, newest
 from .secrets import read
 from .stack import Stack, VmError
 
@@ -119,7 +119,8 @@ def containers(stack: Stack) -> Iterator[Sample]:
     up_text = "1 where docker answers."
     try:
         # of a service that is being made anew, the one that counts
-        found = list(newest(stack.containers()).values())
+        by_service = newest(stack.containers())
+        found = list(by_service.values())
         stats = stack.run(
             ["docker", "stats", "--no-stream", "--no-trunc", "--format", "{{.ID}} {{.MemUsage}}",
              *(c.id for c in found if c.running)],
@@ -130,6 +131,8 @@ def containers(stack: Stack) -> Iterator[Sample]:
         print(f"docker: {error}"[:500], flush=True)
         return
     yield "warmstart_docker_up", up_text, {}, 1
+    for service in missing(stack, by_service):
+        yield "warmstart_container_up", "1 where it runs and is not unhealthy.", {"service": service}, 0
     services = {c.id: c.service for c in found}
     for each in found:
         labels = {"service": each.service}

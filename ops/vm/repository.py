@@ -152,6 +152,14 @@ class Repository:
         # one group: another machine, or another number of memories, is no reason to keep more
         self.run("forget", "--tag", TAG, "--group-by", "", "--keep-within", KEEP_WITHIN, *keep, "--prune")
 
+    def keep_newest_alone(self) -> int:
+        """Forgets all others of ours, and leaves no data that only they had; how many they were."""
+        *others, _ = self.snapshots()
+        if others:
+            self.run("forget", *(one.id for one in others))
+        self.run("prune", "--max-unused", "0")
+        return len(others)
+
     def also_open_with(self, password: str) -> None:
         """From now on this password opens it as well."""
         self.run("key", "add", "--new-password-file", "/dev/stdin", text=password + "\n")

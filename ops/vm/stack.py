@@ -129,6 +129,8 @@ class Stack:
 
     root: Path = Path("/")
     project: str = "warmstart"
+    #: In the place of settings.env: those that a deploy is to bring.
+    settings_file: Path | None = None
 
     @classmethod
     def from_environment(cls) -> Stack:
@@ -208,7 +210,8 @@ class Stack:
         return [
             "docker", "compose", "--ansi", "never", "--project-name", self.project,
             "--project-directory", str(self.config),
-            "--env-file", str(self.etc / "settings.env"), "--env-file", str(self.etc / "secrets.env"),
+            "--env-file", str(self.settings_file or self.etc / "settings.env"),
+            "--env-file", str(self.etc / "secrets.env"),
             *files, *words,
         ]  # fmt: skip
 
@@ -231,6 +234,10 @@ class Stack:
             lines = (done.stdout + done.stderr).strip().splitlines()[-ERROR_LINES:]
             raise VmError(f"`{_shown(command)}` ended with {done.returncode}:\n" + "\n".join(lines))
         return done.stdout
+
+    def show(self, command: Sequence[str]) -> int:
+        """Runs `command` with this program's output; its exit code. It too holds on to the stack's lock."""
+        return subprocess.run(command, stdin=subprocess.DEVNULL, env=_environment(), pass_fds=_held).returncode
 
     def exec(self, service: str, *argv: str, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Standard output of `argv` in the running container of `service` (see `container`)."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from .changes import newest
+from .changes import missing, newest
 from .gate import API_PORT
 from .metrics import memory, shown_certificate, validity
 from .secrets import read
@@ -21,18 +21,32 @@ from .stack import SLOTS, Container, Stack, VmError
 ASK_TIMEOUT_S: Final = 5.0
 DOCKER_TIMEOUT_S: Final = 30.0
 WORKER_PORT: Final = 8485
-QUEUE_METRICS: Final = {"waiting": "queued_memories", "failed": "failed_memories", "age_seconds": "queue_age_seconds"}
+QUEUE_METRICS: Final = {
+    "waiting": "queued_memories", "failed": "failed_memories", "age_seconds": "queue_age_seconds",
+    "compaction_lag_seconds": "compaction_lag_seconds",
+}  # fmt: skip
+#: Between two looks of `--wait`.
+POLL_S: Final = 2.0
+#: OPTIMIZE_AFTER_S and a moment; sooner it is nobody's concern.
+COMPACTION_DUE_S: Final = 360.0
+#: Of its limit; an alert has the same.
+MEMORY_SHARE: Final = 0.9
 HISTORY_FILE: Final = "deploys.jsonl"
 
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser("status", help="what runs, since when, and how it is")
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="until all is well and no memory waits, at most"
+    )
     parser.set_defaults(run=_status)
 
 
 def _status(args: argparse.Namespace) -> int:
-    found = collect(Stack.from_environment())
+    stack, deadline = Stack.from_environment(), time.monotonic() + args.wait
+    while not is_settled(found := collect(stack)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     print(json.dumps(found) if args.json else "\n".join(render(found, time.time())))
     return 0 if found["ok"] else 1
 
@@ -53,18 +67,32 @@ def collect(stack: Stack) -> dict[str, Any]:
             found[name] = part(stack)
         except (OSError, ValueError, KeyError, VmError, http.client.HTTPException) as error:
             found[name] = {"error": str(error) or type(error).__name__}
-    return {"ok": is_ok(found), **found}
+    wrong = faults(found)
+    return {"ok": not wrong, "faults": wrong, **found}
 
 
-def is_ok(found: Mapping[str, Any]) -> bool:
-    """Something was rolled out, it says that nothing is degraded, and all containers are up."""
-    listed = found["containers"]
-    return (
-        bool(found["release"])
-        and (found["ready"] or {}).get("status") == "ok"
-        and isinstance(listed, list)
-        and all(c["state"] == "running" and c["health"] != "unhealthy" for c in listed)
-    )
+def is_settled(found: Mapping[str, Any]) -> bool:
+    return bool(found["ok"] and not found["queue"].get("waiting", 1))
+
+
+def faults(found: Mapping[str, Any]) -> list[str]:
+    """What is wrong, in a few words each: nothing rolled out, containers that are not up, an api that is degraded."""
+    wrong = [] if found["release"] else ["nothing was rolled out"]
+    listed, ready = found["containers"], found["ready"] or {}
+    if not isinstance(listed, list):
+        # without docker nothing else can be asked
+        return [*wrong, "docker does not answer"]
+    wrong += [f"{c['service']} is {_state(c)}" for c in listed if c["state"] != "running"]
+    wrong += [f"{c['service']} is unhealthy" for c in listed if c["health"] == "unhealthy" and c["state"] == "running"]
+    if ready.get("status") != "ok":
+        degraded = ready.get("degraded") or {}
+        wrong.append(f"the api goes without {', '.join(degraded)}" if degraded else "the api does not answer")
+    return wrong
+
+
+def _state(container: Mapping[str, Any]) -> str:
+    state = str(container["state"])
+    return f"{state} ({container['exit_code']})" if state == "exited" else state
 
 
 def release(stack: Stack) -> dict[str, Any] | None:
@@ -91,13 +119,15 @@ def last_deploy(stack: Stack) -> dict[str, Any] | None:
 
 
 def containers(stack: Stack) -> list[dict[str, Any]]:
-    found = sorted(newest(stack.containers()).values(), key=lambda c: c.service)
+    by_service = newest(stack.containers())
+    found = sorted(by_service.values(), key=lambda c: c.service)
     running = [c.id for c in found if c.running]
     used: dict[str, tuple[float, float]] = {}
     if running:
         words = ["docker", "stats", "--no-stream", "--no-trunc", "--format", "{{.ID}} {{.MemUsage}}", *running]
         used = {c: (mine, limit) for c, mine, limit in memory(stack.run(words, timeout_s=DOCKER_TIMEOUT_S))}
-    return [_container(c, *used.get(c.id, (None, None))) for c in found]
+    gone = [Container("", "", name, "missing", "", 0, 0, "", "", "", "", {}) for name in missing(stack, by_service)]
+    return [_container(c, *used.get(c.id, (None, None))) for c in [*found, *gone]]
 
 
 def _container(found: Container, used: float | None, limit: float | None) -> dict[str, Any]:
@@ -167,9 +197,11 @@ def lock(stack: Stack) -> dict[str, Any] | None:
 
 
 def render(found: Mapping[str, Any], now: float) -> list[str]:
-    lines = [_line("service", "ok" if found["ok"] else "NOT OK"), _line("release", _release(found["release"], now))]
+    state = "ok" if found["ok"] else f"NOT OK: {'; '.join(found['faults'])}"
+    lines = [_line("service", state), _line("release", _release(found["release"], now))]
     lines += [_line("deploy", text) for text in _deploy(found["deploy"], now)]
     lines += [_line("ready", _ready(found["ready"])), _line("queue", _queue(found["queue"]))]
+    lines += [_line("memory", _tight(found["containers"]))]
     lines += [_line("certificate", _certificate(found["certificate"], now))]
     lines += [_line(kind, _result(found[kind], now)) for kind in ("backup", "drill")]
     lines += [_line("disk", _disk(found["disk"])), _line("lock", _lock(found["lock"], now)), ""]
@@ -215,16 +247,25 @@ def _ready(part: Any) -> str:
 def _queue(part: Any) -> str:
     if text := _error(part):
         return text
-    failed = f", {part['failed']:.0f} failed" if part["failed"] else ""
-    if not part["waiting"]:
-        return f"empty{failed}"
-    return f"{part['waiting']:.0f} memories wait for their vector, for up to {span(part['age_seconds'])}{failed}"
+    waiting = f"{part['waiting']:.0f} memories wait for their vector, for up to {span(part['age_seconds'])}"
+    failed = f"{part['failed']:.0f} given up" if part["failed"] else ""
+    lag = part["compaction_lag_seconds"]
+    late = f"not compacted for {span(lag)}" if lag > COMPACTION_DUE_S else ""
+    return ", ".join(filter(None, (waiting if part["waiting"] else "empty", failed, late)))
 
 
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return "(" + ", ".join(f"{name} {_short(each)}" for name, each in value.items()) + ")"
     return "+".join(map(_short, value)) if isinstance(value, list) else str(value)
+
+
+def _tight(part: Any) -> str:
+    if text := _error(part):
+        return text
+    shares = {c["service"]: c["memory_bytes"] / c["memory_limit_bytes"] for c in part if c["memory_bytes"] is not None}
+    full = [f"{service} uses {share:.0%} of its limit" for service, share in shares.items() if share > MEMORY_SHARE]
+    return ", ".join(full) or "no container is near its limit"
 
 
 def _certificate(part: Any, now: float) -> str:
@@ -264,7 +305,7 @@ def _table(part: Any, now: float) -> list[str]:
     for each in part:
         up = each["state"] == "running"
         rows.append((
-            each["service"], each["state"] if up else f"{each['state']} ({each['exit_code']})", each["health"] or "-",
+            each["service"], _state(each), each["health"] or "-",
             ago(each["started_at"], now) if up else "-", str(each["restarts"]), _memory(each), each["release"],
         ))  # fmt: skip
     return _aligned(rows)

@@ -283,6 +283,33 @@ def test_a_drill_of_a_damaged_repository_fails_and_says_so(vm: Vm, tmp_path: Pat
     assert not vm.leftovers()
 
 
+def test_a_damaged_repository_is_set_aside_and_begun_afresh(vm: Vm) -> None:
+    before = [s["id"] for s in vm.restic(vm.local, "snapshots", "--json")]
+    said = vm.run("backup", "--afresh")
+    [aside] = vm.local.parent.glob(f"{vm.local.name}.*")
+    assert str(aside) in said
+    assert [s["id"] for s in vm.restic(aside, "snapshots", "--json")] == before
+    assert len(vm.restic(vm.local, "snapshots", "--json")) == 1
+    vm.run("drill", "--repository", "local")
+    shutil.rmtree(aside)
+
+
+def test_a_backup_can_be_the_only_one(vm: Vm) -> None:
+    """As when a tenant was deleted: no earlier snapshot is left, here or elsewhere, nor data that only they had."""
+    vm.run("backup")
+    said = vm.run("backup", "--forget-earlier")
+    for repository in (vm.local, vm.offsite):
+        [left] = vm.restic(repository, "snapshots", "--json")
+        assert f"{repository}: " in said
+        assert left["short_id"] in said
+        whole = vm.restic(repository, "stats", "--json", "--mode", "raw-data")
+        assert len(list((repository / "data").rglob("?" * 64))) > 0
+        stored = sum(p.stat().st_size for p in (repository / "data").rglob("*") if p.is_file())
+        # what one snapshot needs, and what trees and headers of packs take
+        assert stored < whole["total_size"] + 65_536
+    vm.run("drill")
+
+
 def test_a_drill_that_can_not_run_is_a_failed_one(vm: Vm, tmp_path: Path) -> None:
     vm.run("drill", "--repository", str(tmp_path / "nowhere"), code=1)
     assert "there is no repository" in vm.result("drill")["reason"]

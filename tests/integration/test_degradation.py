@@ -439,6 +439,21 @@ async def test_a_faulty_cache_costs_nothing_but_time(app: App, alice: Tenant, mo
         assert (walrus in context["ids"]) is expected
 
 
+async def test_a_cache_that_is_back_is_found_with_nobody_asking(app: App, alice: Tenant) -> None:
+    assert app.upstash is not None
+    app.upstash.mode = Mode.RESET
+    try:
+        await alice.search("walrus")
+        assert "redis" in app.runtime.rung()[0]
+    finally:
+        app.upstash.mode = Mode.OK
+
+    async def well() -> bool:
+        return "redis" not in app.runtime.rung()[0]
+
+    await until(well)
+
+
 async def test_limits_go_on_in_process_without_the_cache(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.upstash is not None
     monkeypatch.setattr(app.runtime.limiter, "_clock", lambda: 1_800_000_000.0)

@@ -22,6 +22,7 @@ KINDS = {"container": (machine.Container, machine.prepare), "full": (full.Emulat
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--machine", choices=list(KINDS), default="container", help="what the deploy tests deploy to")
+    parser.addoption("--write-times", action="store_true", help="into the index of the runbooks: how long each took")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,6 @@
 # Deploys to a machine, which is a systemd container or, with -full, an emulated one.
 
-.PHONY: test-vm test-vm-full
+.PHONY: test-vm test-vm-full test-runbooks test-runbooks-all
 
 TEST_MACHINE = cd tests && $(CURDIR)/$(PY) -m
 
@@ -12,3 +12,11 @@ test-vm-full: $(VENV)/.installed-dev ## the same on an emulated machine with a k
 	$(TEST_MACHINE) vm.image
 	$(TEST_MACHINE) vm.full
 	$(PY) -m pytest tests/vm --machine full
+
+test-runbooks: $(VENV)/.installed-dev ## a few runbooks, run as they are printed on a machine with the fault
+	$(TEST_MACHINE) vm.image
+	$(PY) -m pytest tests/vm/test_runbooks.py -m "not slow"
+
+test-runbooks-all: $(VENV)/.installed-dev ## all of them, and their times into the index; takes most of an hour
+	$(TEST_MACHINE) vm.image
+	$(PY) -m pytest tests/vm/test_runbooks.py --write-times

@@ -169,6 +169,31 @@ class Bookkeeping(Outbox):
             rows = await conn.execute("SELECT id, name, created_at FROM tenants ORDER BY created_at, id")
             return [Tenant(**row) async for row in rows]
 
+    async def revoke_tenant(self, tenant_id: str) -> int:
+        """Revokes all of a tenant's keys; answers how many were active."""
+        async with self.connection() as conn, conn.transaction():
+            done = await conn.execute(
+                "UPDATE api_keys SET revoked_at = now() WHERE tenant_id = %s AND revoked_at IS NULL", (tenant_id,)
+            )
+            return done.rowcount
+
+    async def forget_tenant(self, tenant_id: str) -> dict[str, int]:
+        """Removes every row of a tenant; by table, how many it were. What stays is that it was deleted, and when."""
+        removed = {}
+        async with self.connection() as conn, conn.transaction():
+            for table, condition in _OF_A_TENANT.items():
+                done = await conn.execute(f"DELETE FROM {table} WHERE {condition}", {"tenant": tenant_id})  # noqa: S608 - names of ours
+                removed[table] = done.rowcount
+            await insert_audit(conn, [audit_entry(OPERATOR, "tenant.delete", tenant_id, {})])
+        return removed
+
+    async def rows_of_tenant(self, tenant_id: str) -> int:
+        """How many rows name a tenant, but for the note of its deletion."""
+        counts = [f"(SELECT count(*) FROM {table} WHERE {condition})" for table, condition in _OF_A_TENANT.items()]  # noqa: S608
+        async with self.connection() as conn:
+            row = await (await conn.execute(f"SELECT {' + '.join(counts)} AS n", {"tenant": tenant_id})).fetchone()
+        return int(row["n"]) if row else 0
+
     async def create_key(self, tenant_id: str, name: str, *, unlimited: bool = False, actor: str = OPERATOR) -> str:
         """The new key, which is shown this once; raises NotFound for an unknown tenant."""
         key = KEY_PREFIX + secrets.token_urlsafe(32)
@@ -195,9 +220,10 @@ class Bookkeeping(Outbox):
             return [ApiKey(**row) async for row in rows]
 
     async def revoke_key(self, id_or_prefix: str, tenant_id: str | None = None, *, actor: str = OPERATOR) -> str:
-        """Revokes one key, named by its id or shown prefix, of one tenant or of any; answers its id.
+        """Revokes one key, named by its id or shown prefix, of one tenant or of any.
 
-        Raises NotFound, or Conflict where several active keys share the prefix.
+        Answers its id, also where it is revoked already. Raises NotFound, or Conflict where several active keys share
+        the prefix.
         """
         async with self.connection() as conn, conn.transaction():
             rows = await conn.execute(
@@ -207,6 +233,13 @@ class Bookkeeping(Outbox):
             )
             ids = [row["id"] async for row in rows]
             if not ids:
+                known = await conn.execute(
+                    "SELECT id FROM api_keys WHERE id = %(key)s"
+                    " AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)",
+                    {"key": id_or_prefix, "tenant": tenant_id},
+                )
+                if row := await known.fetchone():
+                    return str(row["id"])
                 raise NotFound(f"there is no active key with the id or prefix {id_or_prefix[:40]!r}")
             if len(ids) > 1:
                 raise Conflict(f"several keys begin like this, name one by its id: {', '.join(sorted(ids))}")
@@ -256,6 +289,15 @@ class Bookkeeping(Outbox):
             )
 
 
+#: Table → its rows that are a tenant's, in the order in which they can go.
+_OF_A_TENANT: Final = {
+    "events": "user_id = %(tenant)s",
+    "memory_status": "user_id = %(tenant)s",
+    "audit": "(actor = %(tenant)s OR subject = %(tenant)s OR detail->>'tenant' = %(tenant)s OR subject IN"
+    " (SELECT id FROM api_keys WHERE tenant_id = %(tenant)s)) AND action <> 'tenant.delete'",
+    "api_keys": "tenant_id = %(tenant)s",
+    "tenants": "id = %(tenant)s",
+}
 _ACTIVE_KEYS: Final = "SELECT hash, id AS key_id, tenant_id, unlimited FROM api_keys WHERE revoked_at IS NULL"
 _FINGERPRINT: Final = (
     "SELECT count(*) || ':' || coalesce(sum(hashtextextended(hash || id || tenant_id || unlimited, 0)), 0)"

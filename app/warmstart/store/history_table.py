@@ -27,7 +27,7 @@ from warmstart.store.schema import HISTORY, history_schema
 
 log = structlog.get_logger(__name__)
 
-_INDEXED: Final = "memory_id"
+INDEXED: Final = "memory_id"
 
 
 class HistoryTable:
@@ -75,8 +75,8 @@ class HistoryTable:
 
 
 async def _ensure_index(lance: AsyncTable) -> None:
-    if not any(index.columns == [_INDEXED] for index in await lance.list_indices()):
-        await lance.create_index(_INDEXED, config=BTree())
+    if not any(index.columns == [INDEXED] for index in await lance.list_indices()):
+        await lance.create_index(INDEXED, config=BTree())
 
 
 def repair_history(directory: Path) -> list[str]:

@@ -112,12 +112,14 @@ class Maintenance:
             return None
         else:
             action = "rebuilt"
+        await self.rebuild_vector_index()
+        return action
 
+    async def rebuild_vector_index(self) -> None:
         async def run() -> None:
             await self._lance.create_index("embedding", config=IvfSq(distance_type="cosine"), replace=True)  # type: ignore[arg-type]
 
         await self._writer.change(run, {})
-        return action
 
     async def has_vector_index(self) -> bool:
         return await self._vector_segments() is not None

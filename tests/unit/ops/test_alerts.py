@@ -7,25 +7,21 @@ import re
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 
 from ops.vm import metrics as host_metrics
-from ops.vm.__main__ import COMMANDS
 from ops.vm.alerts import MAX_ALERTS, files_for, routing
 from ops.vm.stack import Refused
+from runbooks.book import books, read
 from tests.fakes.memory_api import FakeRuntime
 from tests.fakes.web import serving
 from tests.unit.ops.machine import machine
-from warmstart.cli import main as program
 from warmstart.config import load
 from warmstart.metrics import Metrics
 
 ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "compose" / "prometheus"
-RUNBOOKS = ROOT / "runbooks"
-SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
 
 
 def load_yaml(path: Path) -> Any:
@@ -41,10 +37,6 @@ NAMES = [rule["alert"] for rule in ALERTS]
 OBJECTIVES = {rule["record"]: float(re.fullmatch(r"vector\((.+)\)", rule["expr"])[1]) for rule in rules("slo.yml")}  # type: ignore[index]
 
 
-def kebab(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
-
-
 # -- rules
 
 
@@ -54,7 +46,7 @@ def test_an_alert_says_what_who_and_where_to_read_on(rule: dict[str, Any]) -> No
     assert rule["labels"].keys() == {"severity"}
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert rule["annotations"].keys() == {"summary", "description", "runbook"}
-    assert rule["annotations"]["runbook"] == f"runbooks/{kebab(rule['alert'])}.md"
+    assert (ROOT / rule["annotations"]["runbook"]).is_file()
     assert "{{ $value" not in rule["annotations"]["summary"], "it would be another summary each time"
 
 
@@ -176,70 +168,11 @@ def test_words_in_an_annotation_are_labels_of_the_rule(rule: dict[str, Any], fig
 # -- runbooks
 
 
-def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
-    assert sorted(path.stem for path in RUNBOOKS.glob("*.md")) == sorted(kebab(name) for name in NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_runbook_has_its_sections_and_something_in_each(name: str) -> None:
-    text = (RUNBOOKS / f"{kebab(name)}.md").read_text()
-    title, *parts = re.split(r"^#+ ", text, flags=re.MULTILINE)[1:]
-    assert title.strip() == name
-    assert [part.partition("\n")[0] for part in parts] == SECTIONS
-    assert all(len(part.partition("\n")[2].strip()) > 40 for part in parts)
-    for part in parts[2:]:
-        assert "```sh" in part
-    assert len(text.splitlines()) < 60
-    for link in re.findall(r"\]\((.+?)\)", text):
-        assert (RUNBOOKS / link).is_file(), link
-
-
-def commands() -> list[tuple[str, str]]:
-    found = []
-    for path in sorted(RUNBOOKS.glob("*.md")):
-        for block in re.findall(r"```sh\n(.*?)```", path.read_text(), re.DOTALL):
-            found += [(path.stem, line.strip()) for line in block.strip().splitlines()]
-    return found
-
-
-TARGETS = set(
-    re.findall(r"^([a-z-]+):", "".join(f.read_text() for f in (ROOT / "Makefile", *ROOT.glob("*/targets.mk"))), re.M)
-)
-SERVICES = {
-    service
-    for name in ("compose.yml", "compose.monitoring.yml")
-    for service in load_yaml(ROOT / "compose" / name)["services"]
-}
-#: Of Debian, on every machine.
-PROGRAMS = {"cat", "date", "df", "docker", "du", "free", "journalctl", "ls", "ps", "ss", "systemctl", "timedatectl"}
-
-
-@pytest.mark.parametrize(("runbook", "line"), sorted(set(commands())))
-def test_a_command_of_a_runbook_is_one_that_exists(runbook: str, line: str) -> None:
-    made = re.fullmatch(r"make ([a-z-]+)( [A-Z_]+=(\"[^\"]+\"|\S+))*( > \S+)?", line)
-    assert made, f"{line}: what an operator types begins with make"
-    assert made[1] in TARGETS
-    if service := re.search(r"SERVICE=(\S+)", line):
-        assert service[1] in SERVICES
-    for container in re.findall(r"warmstart-([a-z-]+)-1\b", line):
-        assert container in SERVICES
-    if remote := re.search(r'CMD="(.+)"', line):
-        first, *words = remote[1].split()
-        assert first in {*PROGRAMS, "warmstart-vm"}
-        if first == "warmstart-vm":
-            assert words[0] in COMMANDS
-        if words[:1] == ["exec"] and words[2] == "warmstart":
-            assert isinstance(program, click.Group)
-            assert words[3] in program.list_commands(click.Context(program))
-        for metric in re.findall(r"\bwarmstart_\w+", line):
-            assert metric in METRICS, metric
-
-
-METRICS = {
-    sample.name for family in Metrics().registry.collect() for sample in family.samples
-} | {  # those with labels have no sample before their first use
-    name + suffix for name in Metrics().registry._names_to_collectors for suffix in ("", "_total")
-} | set(re.findall(r"warmstart_\w+", Path(host_metrics.__file__).read_text()))  # fmt: skip
+def test_an_alert_and_its_runbook_name_each_other() -> None:
+    named = {rule["alert"]: Path(rule["annotations"]["runbook"]) for rule in ALERTS}
+    assert {path.parent for path in named.values()} == {Path("runbooks")}
+    naming = {alert: name for name in books() for alert in read(name).alerts}
+    assert {alert: path.stem for alert, path in named.items()} == naming
 
 
 # -- what alertmanager is given

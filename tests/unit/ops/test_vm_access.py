@@ -16,6 +16,7 @@ from ops.vm import access
         ["compose", "--help"],
         ["keys", "create", "x", "--json"],
         ["keys"],
+        ["warmstart", "tenants", "list", "--json"],
     ],
 )
 def test_all_words_are_handed_on(words: list[str]) -> None:

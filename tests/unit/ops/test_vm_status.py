@@ -26,11 +26,12 @@ def container(service: str, **other: Any) -> dict[str, Any]:
 
 GOOD: dict[str, Any] = {
     "ok": True,
+    "faults": [],
     "release": {"id": "2027-a", "commit": "c0ffee", "who": "ann@laptop", "made": AT, "since": AT, "previous": "2026-z"},
     "deploy": {"at": AT, "who": "ann@laptop", "commit": "c0ffee", "changes": 3},
     "containers": [container("api"), container("worker")],
     "ready": {"status": "ok", "degraded": {}, "slot": "api-b"},
-    "queue": {"waiting": 0.0, "failed": 0.0, "age_seconds": 0.0},
+    "queue": {"waiting": 0.0, "failed": 0.0, "age_seconds": 0.0, "compaction_lag_seconds": 100.0},
     "backup": {"ok": True, "at": AT, "seconds": 4.2},
     "drill": None,
     "certificate": {"name": "memory.example.com", "until": "2027-03-15T08:00:00+00:00"},
@@ -47,7 +48,7 @@ def test_a_machine_that_is_well() -> None:
         "queue        empty",
         "backup       ok, 60 min ago, in 4 s", "drill        none yet",
         "memory.example.com, good for 59 d",
-        "8.0 GB free of 20.0 GB", "nobody deploys",
+        "memory       no container is near its limit", "8.0 GB free of 20.0 GB", "nobody deploys",
         "api      running  healthy  60 min  0         100 of 512 MB  2027-a",
     ):  # fmt: skip
         assert words in text
@@ -55,20 +56,20 @@ def test_a_machine_that_is_well() -> None:
 
 def test_a_machine_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     bad = {
-        **GOOD, "ok": False,
+        **GOOD, "ok": False, "faults": ["api is exited (137)", "the api does not answer"],
         "containers": [
             container("api", state="exited", health="", exit_code=137, memory_bytes=None, memory_limit_bytes=None)
         ],
         "ready": {"error": "no api runs"},
-        "queue": {"waiting": 1200.0, "failed": 3.0, "age_seconds": 7300.0},
+        "queue": {"waiting": 1200.0, "failed": 3.0, "age_seconds": 7300.0, "compaction_lag_seconds": 720.0},
         "backup": {"ok": False, "at": AT, "seconds": 1, "part": "disk", "reason": "it is full"},
         "certificate": {"name": "memory.example.com", "until": "2027-01-13T08:00:00+00:00"},
         "lock": {"who": "bob@desk", "step": "rollout", "since": NOW - 100, "beat": NOW - 30, "commit": "c0ffee"},
     }  # fmt: skip
     text = "\n".join(status.render(bad, NOW))
     for words in (
-        "NOT OK", "exited (137)", "can't be told: no api runs",
-        "1200 memories wait for their vector, for up to 2 h, 3 failed",
+        "NOT OK: api is exited (137); the api does not answer", "exited (137) ", "can't be told: no api runs",
+        "1200 memories wait for their vector, for up to 2 h, 3 given up, not compacted for 12 min",
         "FAILED 60 min ago, in 1 s: disk: it is full", "RAN OUT 2 d ago",
         "held by bob@desk, at the step rollout, last heard of 30 s ago",
     ):  # fmt: skip
@@ -76,19 +77,41 @@ def test_a_machine_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "fault"),
     [
-        {"release": None},
-        {"ready": {"status": "degraded", "degraded": {"redis": "down"}, "slot": "api"}},
-        {"ready": {"error": "no api runs"}},
-        {"containers": {"error": "docker does not answer"}},
-        {"containers": [container("api", state="restarting")]},
-        {"containers": [container("api", health="unhealthy")]},
+        ({"release": None}, "nothing was rolled out"),
+        (
+            {"ready": {"status": "degraded", "degraded": {"redis": "down", "postgres": "down"}, "slot": "api"}},
+            "the api goes without redis, postgres",
+        ),
+        ({"ready": {"error": "no api runs"}}, "the api does not answer"),
+        ({"containers": {"error": "docker does not answer"}}, "docker does not answer"),
+        ({"containers": [container("api", state="restarting")]}, "api is restarting"),
+        ({"containers": [container("api", state="exited", exit_code=137)]}, "api is exited (137)"),
+        ({"containers": [container("api", health="unhealthy")]}, "api is unhealthy"),
     ],
 )
-def test_what_is_not_ok(change: dict[str, Any]) -> None:
-    assert status.is_ok(GOOD)
-    assert not status.is_ok({**GOOD, **change})
+def test_what_is_wrong_is_said_first(change: dict[str, Any], fault: str) -> None:
+    assert status.faults(GOOD) == []
+    assert status.faults({**GOOD, **change}) == [fault]
+
+
+def test_it_can_wait_for_a_machine_that_is_well_and_has_no_queue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = {**GOOD, "queue": {**GOOD["queue"], "waiting": 5.0}}
+    seen = [{**GOOD, "ok": False, "faults": ["api is restarting"]}, waiting, GOOD, waiting]
+    monkeypatch.setattr(status, "POLL_S", 0.0)
+    monkeypatch.setattr(status, "collect", lambda stack: seen.pop(0))
+    assert program.main(["status", "--wait", "60"]) == 0
+    assert "queue        empty" in capsys.readouterr().out
+    assert len(seen) == 1
+
+
+def test_it_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "POLL_S", 0.0)
+    monkeypatch.setattr(status, "collect", lambda stack: {**GOOD, "ok": False, "faults": ["api is restarting"]})
+    assert program.main(["status", "--wait", "0.05"]) == 1
 
 
 def test_what_is_degraded_is_said() -> None:
@@ -147,8 +170,11 @@ def test_the_queue_is_the_workers_word(monkeypatch: pytest.MonkeyPatch) -> None:
 
     metrics = Metrics()
     metrics.set_queue(7, 1, 12.5)
+    metrics.set_compaction_lag(400.0)
     monkeypatch.setattr(status, "_ask", lambda container, port, path: metrics.render().decode())
-    assert status.queue(Stack()) == {"waiting": 7.0, "failed": 1.0, "age_seconds": 12.5}
+    assert status.queue(Stack()) == {
+        "waiting": 7.0, "failed": 1.0, "age_seconds": 12.5, "compaction_lag_seconds": 400.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
