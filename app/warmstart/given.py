@@ -32,11 +32,7 @@ class Given:
         """The ids that this conversation has had already."""
         if conversation_id is None:
             return set()
-        try:
-            [ids] = await self._cache.pipeline(("SMEMBERS", self._key("c", conversation_id)))
-            return set(ids or [])
-        except CacheUnavailable:
-            return set()
+        return {one for one in await self._list("SMEMBERS", self._key("c", conversation_id)) if one is not None}
 
     async def remember(self, conversation_id: str | None, hits: Sequence[Hit]) -> None:
         texts = {text: hit.id for hit in hits for text in _forms(hit)}
@@ -55,14 +51,16 @@ class Given:
         """For each content that is a block, or a memory as a block had it: the id of (the first of) what was given."""
         asked = [[self._key("g", words) for part in _parts(content) if (words := _flat(part))] for content in contents]
         keys = list(dict.fromkeys(key for parts in asked for key in parts))
+        known = dict(zip(keys, await self._list("MGET", *keys) if keys else [], strict=False))
+        return [known[parts[0]] if parts and all(known.get(part) for part in parts) else None for parts in asked]
+
+    async def _list(self, *command: str) -> list[str | None]:
+        """The command's result; what an endpoint says that is no list of strings is as good as nothing."""
         try:
-            [found] = await self._cache.pipeline(("MGET", *keys)) if keys else [[]]
+            [found] = await self._cache.pipeline(command)
         except CacheUnavailable:
-            found = [None] * len(keys)
-        known = dict(zip(keys, found, strict=True))
-        return [
-            known[parts[0]] if parts and all(known[part] is not None for part in parts) else None for parts in asked
-        ]
+            return []
+        return [one if isinstance(one, str) else None for one in found] if isinstance(found, list) else []
 
     def _key(self, kind: str, text: str) -> str:
         owned = self._user_id.encode() + b"\0" + text.encode()
