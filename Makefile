@@ -46,8 +46,9 @@ docs: $(VENV)/.installed-dev ## write the generated pages of docs/ again
 bench: $(VENV)/.installed-dev ## measure speed and memory against raw LanceDB; takes minutes
 	$(PY) -m loadtests.bench
 
-quality: $(VENV)/.installed-dev ## measure what search finds against each arm alone; takes minutes
+quality: $(VENV)/.installed-dev ## measure what search finds against each arm alone, and when prompts get a block; takes minutes
 	$(PY) -m loadtests.quality
+	$(PY) -m loadtests.quality.silence
 
 quality-code: $(VENV)/.installed-dev ## measure the indexer on three packages it fetches; takes minutes
 	$(PY) -m loadtests.quality.code

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +32,36 @@ from warmstart.logs import configure
 HOOK = [sys.executable, "-m", "warmstart.hooks", "prompt"]
 
 
-def timed(command: list[str], event: dict[str, Any], env: dict[str, str]) -> tuple[float, str]:
-    """(milliseconds, what it printed)."""
-    began = time.perf_counter()
+@dataclass(frozen=True)
+class Run:
+    """Milliseconds on the clock and of the processor, and what it printed."""
+
+    took: float
+    cpu: float
+    printed: str
+
+
+def timed(command: list[str], event: dict[str, Any], env: dict[str, str]) -> Run:
+    before, began = _cpu_s(), time.perf_counter()
     done = subprocess.run(command, input=json.dumps(event), env=env, capture_output=True, text=True, check=True)
-    return (time.perf_counter() - began) * 1000, done.stdout
+    return Run((time.perf_counter() - began) * 1000, (_cpu_s() - before) * 1000, done.stdout)
 
 
-def told(name: str, times: list[float]) -> str:
-    ordered = sorted(times)
+def _cpu_s() -> float:
+    """Of the children that have ended; one at a time is run here."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def told(name: str, runs: list[Run]) -> str:
+    ordered = sorted(run.took for run in runs)
+    cpu = sorted(run.cpu for run in runs)[len(runs) // 2]
     p95 = ordered[min(len(ordered) - 1, round(len(ordered) * 0.95))]
-    return f"| {name} | {len(times)} | {ordered[len(ordered) // 2]:.0f} | {p95:.0f} | {ordered[-1]:.0f} |"
+    return f"| {name} | {len(runs)} | {ordered[len(ordered) // 2]:.0f} | {p95:.0f} | {ordered[-1]:.0f} | {cpu:.0f} |"
 
 
 async def run(rounds: int) -> str:
-    rows = ["| | n | p50 ms | p95 ms | most |", "|---|---|---|---|---|"]
+    rows = ["| | n | p50 ms | p95 ms | most | CPU ms, p50 |", "|---|---|---|---|---|---|"]
     prompts = [q["query"] for name in SETS.values() for q in lines(name)][: rounds + 1]
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o711)
@@ -53,27 +70,27 @@ async def run(rounds: int) -> str:
             await save(runtime.service(tenant), lines("notes.jsonl"))
             env = dict(os.environ) | {"WARMSTART_URL": url.removesuffix("/mcp"), "WARMSTART_API_KEY": key}
 
-            async def measured(command: list[str], text: str) -> tuple[float, str]:
+            async def measured(command: list[str], text: str) -> Run:
                 event = {"hook_event_name": "UserPromptSubmit", "prompt": text}
                 return await asyncio.to_thread(timed, command, event, env)
 
-            first, _ = await measured(HOOK, prompts[0])
-            pairs = [await measured(HOOK, text) for text in prompts[1:]]
-            bare = [(await measured([sys.executable, "-c", "pass"], ""))[0] for _ in range(rounds)]
+            first = await measured(HOOK, prompts[0])
+            prompted = [await measured(HOOK, text) for text in prompts[1:]]
+            bare = [await measured([sys.executable, "-c", "pass"], "") for _ in range(rounds)]
             with socket.create_server(("127.0.0.1", 0)) as silent:
                 env["WARMSTART_URL"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
-                hanging = [(await measured(HOOK, text))[0] for text in prompts[:10]]
+                hanging = [await measured(HOOK, text) for text in prompts[:10]]
             env["WARMSTART_URL"] = "http://127.0.0.1:9"
-            down = [(await measured(HOOK, text))[0] for text in prompts[1:]]
-    tokens = sorted(count_tokens(block) for _, block in pairs if block)
+            down = [await measured(HOOK, text) for text in prompts[1:]]
+    tokens = sorted(count_tokens(run.printed) for run in prompted if run.printed)
     rows += [
         told("first prompt after the server's start", [first]),
-        told("a prompt", [took for took, _ in pairs]),
+        told("a prompt", prompted),
         told("server down", down),
         told("server hangs", hanging),
         told("interpreter", bare),
     ]
-    spoke = f"{len(tokens)} of {len(pairs)} prompts got a block"
+    spoke = f"{len(tokens)} of {len(prompted)} prompts got a block"
     rows += [
         "",
         f"{spoke}; tokens (cl100k_base): median {tokens[len(tokens) // 2]}, most {tokens[-1]}." if tokens else spoke,

@@ -274,6 +274,19 @@ def test_a_key_is_revoked_though_postgres_hangs(served: Place) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
+def test_a_hook_gives_a_prompt_what_the_home_knows(served: Place) -> None:
+    served.json("save", "The harbour crane is oiled on Mondays.", "--namespace", "harbour")
+    # the hook as it is, with the patience that a busy machine needs
+    patient = "import sys; from warmstart import hooks; hooks.LIMIT_S = 4.5; hooks.main(sys.argv[1:])"
+    event = {"hook_event_name": "UserPromptSubmit", "session_id": "s", "prompt": "when is the harbour crane oiled?"}
+    for expected in ("## Prior observations from warmstart\n\nThe harbour crane is oiled on Mondays.", ""):
+        done = subprocess.run(
+            [sys.executable, "-c", patient, "prompt"],
+            input=json.dumps(event), env=served.environ, capture_output=True, text=True, timeout=START_S, check=True,
+        )  # fmt: skip
+        assert (done.stdout, done.stderr) == (expected, "")
+
+
 def test_doctor_finds_it_well(served: Place) -> None:
     until(lambda: served.run("health").exit_code == 0, 15)
     report = served.json("doctor")
