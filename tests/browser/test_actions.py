@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -138,6 +139,12 @@ async def test_namespaces_and_keys(person: Person, tenant: Tenant) -> None:
     assert await person.count() == 1
 
 
+async def memories(tenant: Tenant) -> list[dict[str, Any]]:
+    """Without whether there is a vector: none is exported, and the worker makes it again."""
+    found = (await tenant.get("/v1/memories"))["memories"]
+    return [{name: value for name, value in memory.items() if name != "embedding_status"} for memory in found]
+
+
 @pytest.mark.parametrize("form", ["JSON", "NDJSON"])
 async def test_an_export_is_downloaded_and_imported_again(
     person: Person, tenant: Tenant, tmp_path: Path, form: str
@@ -150,14 +157,14 @@ async def test_an_export_is_downloaded_and_imported_again(
         await page.get_by_role("link", name=f"Download {form}", exact=True).click()
     file = tmp_path / (await download.value).suggested_filename
     await (await download.value).save_as(file)
-    before = await tenant.get("/v1/memories")
-    for memory in before["memories"]:
+    before = await memories(tenant)
+    for memory in before:
         await tenant.delete(f"/v1/memories/{memory['id']}", hard="true")
     for outcome in ("Done: 2 imported.", "Done: 0 imported; 2 were here already."):
         await page.get_by_label("A file that Warmstart exported").set_input_files(file)
         await page.get_by_role("button", name="Import").click()
         await expect(page.locator("#outcome")).to_have_text(outcome)
-    assert await tenant.get("/v1/memories") == before
+    assert await memories(tenant) == before
     file.write_text("something else")
     await page.get_by_label("A file that Warmstart exported").set_input_files(file)
     await page.get_by_role("button", name="Import").click()

@@ -25,30 +25,46 @@ class Results:
     """What is in the list: a page of memories, or a search's hits."""
 
     memories: list[Memory]
-    #: Of all pages; equal to the rows shown where there is one page.
-    total: int
+    #: Of all pages; equal to the rows shown where there is one page. None: the tenant's counts have it.
+    total: int | None
     next: str = ""
     found: list[Found] | None = None
     search: SearchResult | None = None
     partial: Page | None = None
     problem: Invalid | None = None
 
+    @property
+    def status(self) -> int:
+        return 422 if self.problem else 200
+
 
 async def show(visit: Visit) -> Response:
     filters: dict[str, str] = {name: visit.query[name] for name in FILTERS if name in visit.query}
     query = visit.query.get("q", "")
-    try:
-        results = await (_searched(visit, query, filters) if query.strip() else _listed(visit, filters))
-    except Invalid as problem:
-        results = Results([], 0, problem=problem)
-    status = 422 if results.problem else 200
     if "fragment" in visit.query:
-        return visit.show("results.html", status, results=results, query=query, filters=filters)
-    counts = await visit.memories.counts()
+        results = await _results(visit, query, filters)
+        return visit.show("results.html", results.status, results=results, query=query, filters=filters)
+    results, counts = await asyncio.gather(_results(visit, query, filters), visit.memories.counts())
+    if results.total is None:
+        results.total = _known(counts, filters)
     return visit.show(
-        "memories.html", status, results=results, query=query, filters=filters, counts=counts,
+        "memories.html", results.status, results=results, query=query, filters=filters, counts=counts,
         is_new=_is_new(counts, query, filters),
     )  # fmt: skip
+
+
+async def _results(visit: Visit, query: str, filters: dict[str, str]) -> Results:
+    try:
+        return await (_searched(visit, query, filters) if query.strip() else _listed(visit, filters))
+    except Invalid as problem:
+        return Results([], 0, problem=problem)
+
+
+def _known(counts: Counts, filters: dict[str, str]) -> int:
+    """How many pass filters that need no count of their own."""
+    if "namespace" in filters:
+        return counts.namespaces.get(filters["namespace"], 0)
+    return counts.types.get(filters["type"], 0) if "type" in filters else counts.active
 
 
 def _is_new(counts: Counts, query: str, filters: dict[str, str]) -> bool:
@@ -59,7 +75,13 @@ async def _listed(visit: Visit, filters: dict[str, str]) -> Results:
     request = parse(ListRequest, _fields(filters) | {"limit": PAGE} | _cursor(visit))
     page = await visit.memories.list(request)
     whole = page.next_cursor is None and request.cursor is None
-    total = len(page.memories) if whole else await visit.memories.count(request)
+    total: int | None
+    if whole:
+        total = len(page.memories)
+    elif "fragment" not in visit.query and (not filters or set(filters) in ({"namespace"}, {"type"})):
+        total = None
+    else:
+        total = await visit.memories.count(request)
     next_page = "/?" + urlencode({**filters, "cursor": page.next_cursor}) if page.next_cursor else ""
     return Results(page.memories, total, next_page, partial=page)
 
