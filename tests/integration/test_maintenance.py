@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from fakes.store import DIM, Store, etag, manifests, open_store, row
+from warmstart.cli.inventory import _compact
+from warmstart.config import Settings
 from warmstart.store import maintenance as care
 from warmstart.store import predicates as where
 from warmstart.store.changes import Vector
@@ -273,3 +275,13 @@ async def test_orphans_stay_beside_what_was_set_aside(tmp_path: Path) -> None:
         await store.maintenance().remove_orphans()
         assert len(list((tmp_path / "memories.lance" / "data").iterdir())) < len(before) + 1
         assert [r["content"] for r in await store.all_rows()] == ["kept"]
+
+
+async def test_a_store_is_compacted_by_hand_beside_a_writer(store: Store) -> None:
+    for n in range(12):
+        await store.save(f"one of many {n}")
+    settings = Settings.model_validate({"lancedb_uri": str(directory(store)), "embedding_dim": DIM})
+    done = await _compact(settings)
+    assert (done["fragments_before"], done["fragments"], done["unindexed_rows"]) == (12, 1, 0)
+    await store.save("and one more")
+    assert len(await store.all_rows()) == 13

@@ -332,6 +332,13 @@ def _(world: World) -> Iterator[None]:
     yield
 
 
+@fault("load-test-before-release")
+def _(world: World) -> Iterator[None]:
+    """A version that was not put under load yet."""
+    assert not (world.tree.path / ".cache").exists()
+    yield
+
+
 @fault("upgrade-and-rollback")
 def _(world: World) -> Iterator[None]:
     before = world.tree.commit_id

@@ -25,8 +25,6 @@ TABLE: Final = f"{DATA}/lancedb/memories.lance"
 SETTLE_S: Final = 240.0
 MEMORIES: Final = 30
 TENANT: Final = "default"
-#: Of the inventory, for as long as runbooks are tried: no test is to be held up by a limit for clients.
-SETTINGS: Final = {"RATE_LIMIT_PER_MINUTE": "6000"}
 
 WriteInventory = Callable[..., Path]
 
@@ -65,7 +63,7 @@ class World:
     def set_fields(self, fields: dict[str, Any]) -> None:
         """Of the inventory, beside those that every test has."""
         self.fields = fields
-        merged = {**self.own_fields, **fields, "settings": {**SETTINGS, **fields.get("settings", {})}}
+        merged = {**self.own_fields, **fields}
         self.inventory.write_text(self.write_inventory(self.machine, **merged).read_text())
 
     def edit(self, block: str) -> None:

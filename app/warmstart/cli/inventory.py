@@ -1,4 +1,4 @@
-"""store inventory: what a memory store holds, and whether a copy of it holds the same."""
+"""store inventory, compact: what a memory store holds, whether a copy holds the same; its files put in order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import click
 from warmstart.cli import output
 from warmstart.config import Settings, load
 from warmstart.errors import BookkeepingUnavailable, ConfigError, ServerUnreachable
+from warmstart.home import refuse_root
 
 
 @click.group()
 def store() -> None:
-    """Look into a store of memories, running or not.
+    """Look into a store of memories, running or not, or compact it.
 
     That of LANCEDB_URI, else the home's.
     """
@@ -49,6 +50,46 @@ def inventory(search: bool, against: str | None, as_json: bool) -> None:
         click.echo(f"Error: {fault}", err=True)
     if not taken["ok"]:
         raise SystemExit(output.EXIT_ERROR)
+
+
+@store.command()
+@click.option("--allow-root", is_flag=True, envvar="WARMSTART_ALLOW_ROOT", help="Run as root all the same.")
+@output.json_option
+def compact(allow_root: bool, as_json: bool) -> None:
+    """Put the store's files in order now: few large ones, every row in the indices, old versions gone.
+
+    The worker does this by itself; beside it and a running server it does no harm.
+    """
+    refuse_root(allow_root)
+    done = asyncio.run(_compact(load()))
+    if as_json:
+        output.print_json(done)
+    else:
+        click.echo(
+            f"compacted in {done['seconds']:.1f} s: {done['fragments_before']} fragments before, "
+            f"{done['fragments']} now; {done['unindexed_rows']} rows in no index"
+        )
+
+
+async def _compact(settings: Settings) -> dict[str, Any]:
+    from warmstart.store.maintenance import Maintenance
+    from warmstart.store.table import open_table
+    from warmstart.store.writer import Writer
+
+    table = await open_table(settings.lancedb, settings.space)
+    writer = Writer(table, None)
+    writer.start()
+    try:
+        care = Maintenance(table, writer, settings.vector_index_min_rows, settings.version_retention_s)
+        before = await care.state()
+        seconds = await care.optimize()
+        after = await care.state()
+    finally:
+        await writer.close()
+    return {
+        "seconds": round(seconds, 3), "fragments_before": before.fragments, "fragments": after.fragments,
+        "unindexed_rows": after.unindexed_rows,
+    }  # fmt: skip
 
 
 async def _take(settings: Settings, before: dict[str, Any] | None, *, search: bool) -> dict[str, Any]:

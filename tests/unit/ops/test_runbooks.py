@@ -32,7 +32,7 @@ WANTED = {
     "migrate-embedding-dimension", "change-embedding-provider", "restore-from-backup", "move-to-another-vm",
     "disk-full", "log-flood", "search-degraded", "embedding-queue-stuck", "redis-lost", "postgres-unreachable",
     "lancedb-compaction-lag", "lancedb-corrupt-version", "rotate-secrets-and-keys", "delete-a-tenant",
-    "upgrade-and-rollback",
+    "upgrade-and-rollback", "load-test-before-release",
 }  # fmt: skip
 TARGETS = set(
     re.findall(r"^([a-z-]+):", "".join(f.read_text() for f in (ROOT / "Makefile", *ROOT.glob("*/targets.mk"))), re.M)
@@ -46,7 +46,7 @@ SERVICES = {
 REMOTE_PROGRAMS = {
     "chown", "df", "docker", "du", "find", "journalctl", "ps", "rm", "sh", "ss", "systemctl", "tar", "warmstart-vm",
 }  # fmt: skip
-LOCAL_PROGRAMS = {"cut", "git", "grep", "head", "make", "sort", "tail", "tr", "true", "uniq"}
+LOCAL_PROGRAMS = {"find", "git", "grep", "head", "make", "sort", "tail", "tr", "true", "uniq"}
 
 
 # -- form
