@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
 from typing import Final
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from warmstart.config import Settings
@@ -29,3 +31,16 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
             patch.delenv(name)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_logging() -> Iterator[None]:
+    """As it was before the test: commands that run inside of one set it for the whole process."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    for handler in root.handlers[:]:
+        if getattr(handler, "warmstart", False):
+            root.removeHandler(handler)
+    root.setLevel(level)
+    structlog.reset_defaults()

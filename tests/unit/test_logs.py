@@ -7,7 +7,6 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,6 @@ from warmstart import logs
 from warmstart.logs import BLANK, MAX_EVENTS, MAX_VALUE, REPEATS_PER_MINUTE, RepeatLimiter, configure
 
 KEY = "ws_sk_" + "k" * 43
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    """Logging as it was before."""
-    root = logging.getLogger()
-    level = root.level
-    yield
-    for handler in root.handlers[:]:
-        if getattr(handler, "warmstart", False):
-            root.removeHandler(handler)
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 @pytest.fixture

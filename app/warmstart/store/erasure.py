@@ -83,8 +83,7 @@ async def erase(table: Table, writer: Writer, maintenance: Maintenance, user_id:
 
     async def rewrite() -> None:
         for lance in tables:
-            # an update to what is there already moves each row into a new file
-            await lance.update(updates_sql={"content": "content"})
+            await lance.update(updates_sql=where.unchanged("content"))
 
     async def clean() -> None:
         for lance in tables:

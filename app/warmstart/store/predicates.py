@@ -70,6 +70,11 @@ def _column(name: str) -> str:
     return name
 
 
+def unchanged(column: str) -> dict[str, str]:
+    """For an update to what is there already, which writes each row anew."""
+    return {_column(column): _column(column)}
+
+
 def compare(column: str, operator: str, value: Value) -> Predicate:
     if operator not in ("=", "<", "<=", ">", ">="):
         raise ValueError(f"no operator {operator!r}")
