@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from warmstart.memory import Hit
-from warmstart.relevance import Matrix, likeness, relevant, same_statement, sample, shared_weight
+from warmstart.relevance import Matrix, likeness, relevant, same_statement, sample, says_all, shared_weight
 from warmstart.search import Outcome
 from warmstart.terms import MAX_TERMS, search_text
 
@@ -23,7 +23,7 @@ def choose(hits: Sequence[Hit], outcome: Outcome, terms: Sequence[str]) -> list[
     texts = [search_text(h.title, h.content, h.facts, h.tags, h.entities, h.type) for h in hits]
     weights = shared_weight(terms[:MAX_TERMS], texts, [c.evidence for c in outcome.texts])
     likenesses, memories = _likenesses(hits, outcome)
-    keep = relevant(likenesses, weights, memories)
+    keep = relevant(likenesses, weights, [says_all(terms, text) for text in texts], memories)
     return once([hit for hit, kept in zip(hits, keep, strict=True) if kept])
 
 

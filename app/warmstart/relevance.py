@@ -82,17 +82,26 @@ def shared_weight(terms: Sequence[str], texts: Sequence[str], arm: Sequence[str]
     return [round(c * c / total, 5) for c in carried]
 
 
-def relevant(likenesses: Sequence[float | None], weights: Sequence[float], memories: int) -> list[bool]:
-    """Which hits to give, of a tenant with so many vectors; a likeness is None where it can't be told.
+def says_all(terms: Sequence[str], text: str) -> bool:
+    """Whether `text` has every one of the query's terms: then it is about it, however common they are."""
+    lowered = text.lower()
+    return bool(terms) and all(term in lowered for term in terms)
 
-    All or nothing hangs on the best one, so that a block is not cut to a fragment.
+
+def relevant(
+    likenesses: Sequence[float | None], weights: Sequence[float], whole: Sequence[bool], memories: int
+) -> list[bool]:
+    """Which hits to give, of a tenant with so many vectors.
+
+    A likeness is None where it can't be told; `whole`: which of them say all of the query's terms. All or nothing
+    hangs on the best one, so that a block is not cut to a fragment.
     """
     if memories < MIN_BACKGROUND or not any(value is not None for value in likenesses):
-        return [weight >= TEXT_ALONE for weight in weights]
+        return [said or weight >= TEXT_ALONE for weight, said in zip(weights, whole, strict=True)]
     least = threshold(memories)
     found = [(value or 0.0) + TEXT_WEIGHT * weight for value, weight in zip(likenesses, weights, strict=True)]
-    speaks = max(found) >= least
-    return [speaks and value >= least - COMPANION for value in found]
+    speaks = any(whole) or max(found) >= least
+    return [said or (speaks and value >= least - COMPANION) for value, said in zip(found, whole, strict=True)]
 
 
 def same_statement(first: str, second: str) -> bool:

@@ -37,6 +37,9 @@ log = structlog.get_logger(__name__)
 
 #: Arms under way at once; what ran past its budget counts until it ends.
 MAX_ARMS: Final = 64
+#: A scan costs more than the arms that it stands in for: under a load that makes these late, scans without a bound
+#: would keep them late.
+MAX_SCANS: Final = 4
 #: Rows beside the ranked ones that a held tenant asks for, to see the end of a tie.
 TIES: Final = 16
 #: How old the knowledge may be whether a tenant is large enough for the vector index.
@@ -122,6 +125,7 @@ class Search:
         self._frequencies = Frequencies(table, settings.scan_rows)
         self._residents = Residents(table, settings.resident_mb << 20)
         self._arms: set[asyncio.Task[Any]] = set()
+        self._scans = asyncio.Semaphore(MAX_SCANS)
         self._sizes: dict[str, tuple[float, int]] = {}
 
     @property
@@ -261,7 +265,9 @@ class Search:
         task = asyncio.create_task(arm)
         self._arms.add(task)
         task.add_done_callback(self._ended)
-        return asyncio.create_task(_within(task, min(asked.budget.arm, asked.left), reason))
+        waiting = asyncio.create_task(_within(task, min(asked.budget.arm, asked.left), reason))
+        waiting.add_done_callback(_looked_at)
+        return waiting
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._arms.discard(task)
@@ -272,12 +278,17 @@ class Search:
     async def _scan(self, asked: _Asked) -> None:
         outcome = asked.outcome
         outcome.mode = "scan"
-        texts = asked.reader.newest_texts(asked.filters, self._settings.scan_rows)
-        arm = self._spawn(texts, asked, "scan")
+        arm = self._spawn(self._newest(asked), asked, "scan")
         await asyncio.wait([arm], timeout=asked.left)
         rows = _settle(arm, outcome)
         if rows is not None:
             outcome.ranked = await asyncio.to_thread(scan, rows, scan_needles(asked.query))
+
+    async def _newest(self, asked: _Asked) -> pa.Table:
+        async with self._scans:
+            if not asked.left:
+                raise _ArmFailed("scan", f"{MAX_SCANS} scans were under way all the time")
+            return await asked.reader.newest_texts(asked.filters, self._settings.scan_rows)
 
     async def close(self) -> None:
         for task in list(self._arms):

@@ -291,8 +291,9 @@ async def test_tenants_and_keys(bookkeeping: Bookkeeping, dsn: str) -> None:
     assert await bookkeeping.revoke_key(key[:10]) == listed.id
     assert await bookkeeping.keys_fingerprint() != before
     assert await bookkeeping.find_key(hash_key(key)) is None
+    assert await bookkeeping.revoke_key(listed.id) == listed.id, "again is no fault"
     with pytest.raises(NotFound):
-        await bookkeeping.revoke_key(listed.id)
+        await bookkeeping.revoke_key(listed.id, tenant_id="usr_other")
 
 
 async def test_a_shared_prefix_names_no_key(bookkeeping: Bookkeeping, dsn: str) -> None:

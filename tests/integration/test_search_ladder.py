@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from integration.service import (
     settings_for,
     until,
 )
+from warmstart.search import MAX_SCANS
+from warmstart.store.reads import Reader
 from warmstart.store.schema import FTS_OPTIONS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -552,3 +555,35 @@ LANGUAGES = [
 async def test_words_are_found_with_the_embedder_dead(alice: Tenant, content: str, query: str) -> None:
     [there, _] = await alice.batch(content, "something else entirely, 别的东西, 다른 것, อื่น, ほか")
     assert ids(await keyword(alice, query)) == [there]
+
+
+async def test_scans_take_turns_and_none_begins_too_late(
+    app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a load that makes both arms late, scans must not keep them late."""
+    under_way = most = begun = 0
+    newest_texts = Reader.newest_texts
+
+    async def slow(self: Reader, *args: Any) -> Any:
+        nonlocal under_way, most, begun
+        under_way, begun = under_way + 1, begun + 1
+        most = max(most, under_way)
+        try:
+            await asyncio.sleep(0.6)
+            return await newest_texts(self, *args)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(Reader, "newest_texts", slow)
+    await alice.save("a walrus")
+    assert app.provider is not None
+    with down(app.provider):
+        answers = await asyncio.gather(*(alice.search("zzqx") for _ in range(4 * MAX_SCANS)))
+        await until(lambda: is_zero(lambda: under_way))
+    assert {answer["mode"] for answer in answers} == {"scan"}
+    assert most <= MAX_SCANS
+    assert begun < 4 * MAX_SCANS, "those without time left began none"
+
+
+async def is_zero(number: Callable[[], int]) -> bool:
+    return number() == 0

@@ -19,6 +19,7 @@ from warmstart.relevance import (
     relevant,
     same_statement,
     sample,
+    says_all,
     shared_weight,
     threshold,
 )
@@ -69,19 +70,18 @@ def test_shared_weight_is_more_for_rare_words_and_for_all_of_the_query() -> None
 
 def test_all_or_nothing_hangs_on_the_best() -> None:
     least = threshold(200)
-    assert relevant([least + 0.01, least - COMPANION + 0.01, least - COMPANION - 0.01], [0, 0, 0], 200) == [
-        True, True, False,
-    ]  # fmt: skip
-    assert relevant([least - 0.01, least - 0.02], [0, 0], 200) == [False, False]
+    likenesses = [least + 0.01, least - COMPANION + 0.01, least - COMPANION - 0.01]
+    assert relevant(likenesses, [0, 0, 0], [False] * 3, 200) == [True, True, False]
+    assert relevant([least - 0.01, least - 0.02], [0, 0], [False] * 2, 200) == [False, False]
     # words make up for meaning
-    assert relevant([least - 1], [1.01 / TEXT_WEIGHT], 200) == [True]
-    assert relevant([None, least + 1], [0, 0], 200)[1] is True
+    assert relevant([least - 1], [1.01 / TEXT_WEIGHT], [False], 200) == [True]
+    assert relevant([None, least + 1], [0, 0], [False] * 2, 200)[1] is True
 
 
 def test_without_vectors_words_alone_decide() -> None:
     for likenesses, memories in (([None, None], 200), ([9.0, 9.0], MIN_BACKGROUND - 1)):
-        assert relevant(likenesses, [TEXT_ALONE, TEXT_ALONE - 0.01], memories) == [True, False]
-    assert relevant([], [], 0) == []
+        assert relevant(likenesses, [TEXT_ALONE, TEXT_ALONE - 0.01], [False] * 2, memories) == [True, False]
+    assert relevant([], [], [], 0) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, SAMPLE, SAMPLE + 1, 10_000])
@@ -129,3 +129,13 @@ def test_other_statements(first: str, second: str) -> None:
 @settings(max_examples=50, deadline=None)
 def test_every_text_is_the_same_as_itself(text: str) -> None:
     assert same_statement(text, text)
+
+
+def test_what_says_every_word_of_the_prompt_is_about_it() -> None:
+    """However common the words are among a tenant's memories, and however alike these."""
+    least = threshold(200)
+    assert relevant([least - 2, least - 0.1], [0.1, 0.1], [True, False], 200) == [True, True]
+    assert relevant([None], [0.1], [True], 0) == [True]
+    assert says_all(["quokka"], "it remembers Quokkas")
+    assert not says_all(["quokka", "ferri"], "it remembers quokkas")
+    assert not says_all([], "anything")

@@ -37,9 +37,8 @@ class Survey:
 
 
 def survey(repository: Repository, state: State, progress: Progress) -> Survey:
-    # its vocabulary takes a second to load, which can pass meanwhile
+    # the tokenizer's vocabulary takes a second to load, which can pass meanwhile; nothing changed: it is not needed
     loading = threading.Thread(target=count_tokens, args=("",), daemon=True)
-    loading.start()
     made = Survey()
     walk = Walk(repository.root)
     found = walk.files()
@@ -48,7 +47,12 @@ def survey(repository: Repository, state: State, progress: Progress) -> Survey:
         raise ConfigError([f"{repository.root} can't be read: {walk.problems['./']}"])
     made.unreadable_directories = tuple(path for path in walk.problems if path.endswith("/"))
     wanted: list[Wanted] = []
-    changed = [one for one in found if not _is_untouched(one, state, made)]
+    changed: list[Found] = []
+    for one in found:
+        if not _is_untouched(one, state, made):
+            if not changed:
+                loading.start()
+            changed.append(one)
     progress("look", 0, len(changed))
     for number, looked in enumerate(look_at_all(changed), 1):
         loading.join()

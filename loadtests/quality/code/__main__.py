@@ -128,8 +128,8 @@ async def measure_next(measured: Measured, root: Path, name: str, url: str, key:
 async def ask(client: MemoryClient, runtime: Runtime, tenant: str, question: dict[str, Any]) -> Asked:
     asked = Asked(question | {"kind": question["package"]})
     request = SearchRequest(query=question["question"], namespace=f"code-{question['package']}", limit=max(DEPTHS))
-    while (found := await client.search(request)).degraded:  # a busy machine's embedder
-        await asyncio.sleep(1)
+    found = await client.search(request)
+    assert not found.degraded, found.degraded
     ids = await arms_alone(runtime, tenant, request) | {"hybrid": [memory.id for memory in found.hits]}
     for arm in ARMS:
         rows = [await client.get(memory_id) for memory_id in ids[arm][: max(DEPTHS)]]
@@ -156,8 +156,9 @@ async def run(packages: Path) -> tuple[dict[str, Measured], list[Asked]]:
             url = mcp_url.removesuffix("/mcp")
             tenant = await tenant_of(runtime, key)
             measured = {name: await measure(root, name, url, key) for name, root in roots.items()}
-            while (await runtime.service(tenant).health()).queued:
-                await asyncio.sleep(0.5)
+            while queued := (await runtime.service(tenant).health()).queued:
+                click.echo(f"{queued} wait for their vector", err=True)
+                await asyncio.sleep(5)
             async with MemoryClient(url, key) as client:
                 asked = [await ask(client, runtime, tenant, question) for question in questions]
             for name, root in roots.items():
