@@ -23,6 +23,7 @@ def ready(url: str, api_key: str | None, home: Home) -> None:
     """`api_key` where it was made at this start: it is shown this once."""
     plain(url)
     _print(f"Its data is in {home.path}")
+    _print("Open that URL in a browser to search and edit what is remembered; an API key signs you in.")
     if api_key is None:
         _print()
         _print("Lost the API key? This makes another: warmstart keys create")

@@ -16,7 +16,7 @@ from warmstart.web.dashboard.matches import Found, explain
 from warmstart.web.dashboard.view import Visit, local
 
 PAGE: Final = 25
-HITS: Final = 50
+HITS: Final = 25
 FILTERS: Final[tuple[str, ...]] = ("namespace", "type", "tag", "source", "from", "to")
 
 
@@ -43,12 +43,12 @@ async def show(visit: Visit) -> Response:
     query = visit.query.get("q", "")
     if "fragment" in visit.query:
         results = await _results(visit, query, filters)
-        return visit.show("results.html", results.status, results=results, query=query, filters=filters)
+        return visit.show("results.html", results.status, results=results, query=query, filters=filters, most_hits=HITS)
     results, counts = await asyncio.gather(_results(visit, query, filters), visit.memories.counts())
     if results.total is None:
         results.total = _known(counts, filters)
     return visit.show(
-        "memories.html", results.status, results=results, query=query, filters=filters, counts=counts,
+        "memories.html", results.status, results=results, query=query, filters=filters, counts=counts, most_hits=HITS,
         is_new=_is_new(counts, query, filters),
     )  # fmt: skip
 
