@@ -147,7 +147,8 @@ def test_the_limits_of_the_contract() -> None:
 def test_what_was_acknowledged_is_there_once(created: int, ok: bool) -> None:
     samples = [
         sample(1, endpoint="save", status=201), sample(2, endpoint="mcp save"), sample(3, endpoint="batch"),
-        sample(4, endpoint="save", status=0), sample(5, endpoint="save", status=503), sample(6, endpoint="save", status=413), sample(6, endpoint="search"),
+        sample(4, endpoint="save", status=0), sample(5, endpoint="save", status=503),
+        sample(6, endpoint="save", status=413), sample(7, endpoint="search"),
     ]  # fmt: skip
     assert slo.written(samples, created).ok is ok
 
