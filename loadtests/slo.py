@@ -269,11 +269,11 @@ WRITES: Final[Mapping[str, int]] = {"save": 1, "mcp save": 1, "batch": 100}
 def written(samples: Iterable[Sample], created: int) -> Finding:
     """`created`: by how many memories the tenants have more. No acknowledged one may be missing, and none be twice.
 
-    What was not answered may be there or not.
+    What was not answered, or with a server's error, may be there or not.
     """
     writes = [s for s in samples if s.endpoint in WRITES]
     acknowledged = sum(WRITES[s.endpoint] for s in writes if s.ok)
-    unknown = sum(WRITES[s.endpoint] for s in writes if s.status == 0)
+    unknown = sum(WRITES[s.endpoint] for s in writes if not s.ok and (s.status == 0 or s.status >= 500))
     return Finding(
         "all", "(writes)", "are there", acknowledged, created, acknowledged <= created <= acknowledged + unknown
     )

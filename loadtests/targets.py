@@ -36,7 +36,6 @@ KEPT_VARIABLES: Final = (
     "HOME",
     "LANG",
     "TMPDIR",
-    "PYTHONPATH",
     "LD_LIBRARY_PATH",
     "VIRTUAL_ENV",
     "SSL_CERT_FILE",
@@ -152,6 +151,8 @@ def local(tenants: int, prefix: str) -> Iterator[Target]:
         home = folder / "home"
         environ = {
             **{k: v for k, v in os.environ.items() if k in KEPT_VARIABLES},
+            # this tree's service, wherever the installed one is linked to
+            "PYTHONPATH": str(Path(__file__).resolve().parents[1] / "app"),
             "WARMSTART_HOME": str(home),
             "WARMSTART_ALLOW_ROOT": "True",
             "RATE_LIMIT_PER_MINUTE": str(STORM_LIMIT),

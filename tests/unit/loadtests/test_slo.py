@@ -143,11 +143,12 @@ def test_the_limits_of_the_contract() -> None:
     assert slo.DEGRADED["search"] == Limit(p95_ms=2_000)
 
 
-@pytest.mark.parametrize(("created", "ok"), [(101, False), (102, True), (103, True), (104, False)])
+@pytest.mark.parametrize(("created", "ok"), [(101, False), (102, True), (104, True), (105, False)])
 def test_what_was_acknowledged_is_there_once(created: int, ok: bool) -> None:
     samples = [
         sample(1, endpoint="save", status=201), sample(2, endpoint="mcp save"), sample(3, endpoint="batch"),
-        sample(4, endpoint="save", status=0), sample(5, endpoint="save", status=507), sample(6, endpoint="search"),
+        sample(4, endpoint="save", status=0), sample(5, endpoint="save", status=503),
+        sample(6, endpoint="save", status=413), sample(7, endpoint="search"),
     ]  # fmt: skip
     assert slo.written(samples, created).ok is ok
 
