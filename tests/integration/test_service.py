@@ -374,7 +374,7 @@ async def test_recall_since(alice: Tenant) -> None:
 
 async def test_a_context_is_a_block_ready_for_a_prompt(app: App, alice: Tenant) -> None:
     saved = await alice.save("The walrus eats clams.", title="Walrus", facts=["It is heavy", "It has tusks"])
-    answer = await alice.post("/v1/context", {"query": "what does the walrus eat"})
+    answer = await alice.post("/v1/context", {"query": "what does the walrus eat", "budget_ms": 5_000})
     assert answer["context"] == (
         "## Prior observations from warmstart\n\n### Walrus\n\nThe walrus eats clams.\n\n"
         "- It is heavy\n- It has tusks\n"
@@ -392,7 +392,7 @@ async def test_an_empty_query_has_an_empty_context(alice: Tenant, query: str) ->
 
 async def test_a_conversation_is_given_a_memory_once(alice: Tenant, bob: Tenant) -> None:
     saved = await alice.save("the walrus")
-    ask = {"query": "walrus", "conversation_id": "c1"}
+    ask = {"query": "walrus", "conversation_id": "c1", "budget_ms": 5_000}
     assert (await alice.post("/v1/context", ask))["ids"] == [saved["id"]]
     again = await alice.post("/v1/context", ask)
     assert (again["ids"], again["context"]) == ([], "")
@@ -407,9 +407,9 @@ async def test_a_conversation_is_given_a_memory_once(alice: Tenant, bob: Tenant)
 
 async def test_a_context_keeps_to_its_token_budget(alice: Tenant) -> None:
     await alice.batch(*(f"walrus {i} " + f"word{i} " * 60 for i in range(10)))
-    assert (await alice.post("/v1/context", {"query": "walrus", "token_budget": 20}))["ids"] == []
-    few = await alice.post("/v1/context", {"query": "walrus", "token_budget": 400})
-    many = await alice.post("/v1/context", {"query": "walrus", "token_budget": 4000})
+    assert (await alice.post("/v1/context", {"query": "walrus", "token_budget": 20, "budget_ms": 5_000}))["ids"] == []
+    few = await alice.post("/v1/context", {"query": "walrus", "token_budget": 400, "budget_ms": 5_000})
+    many = await alice.post("/v1/context", {"query": "walrus", "token_budget": 4000, "budget_ms": 5_000})
     assert 1 <= len(few["ids"]) < len(many["ids"]) == 10
     assert len(many["context"]) <= 10_000
 
