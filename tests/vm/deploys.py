@@ -85,7 +85,7 @@ def working_tree(path: Path, source: Path = build.ROOT) -> Tree:
 
 
 def write_inventory(
-    path: Path, machine: Machine, model: Path, *, operator: str = image.OPERATORS[0], **fields: Any
+    path: Path, machine: Machine, model: Path, /, *, operator: str = image.OPERATORS[0], **fields: Any
 ) -> Path:
     """For `python -m ops`; `fields` go before what is said here."""
     data = {

@@ -32,6 +32,7 @@ MEMORY: Final = "6g"
 COMMAND_TIMEOUT_S: Final = 60.0
 BOOT_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 60
+REMOVE_TIMEOUT_S: Final = 300.0
 #: A port that answers at all does so in less.
 ANSWER_TIMEOUT_S: Final = 3.0
 #: Label of a machine: the process that uses it.
@@ -210,7 +211,8 @@ class Container(Machine):
         docker("kill", self.name)
 
     def remove(self) -> None:
-        docker("rm", "--force", "--volumes", self.name)
+        # its own containers and images go with it
+        docker("rm", "--force", "--volumes", self.name, timeout_s=REMOVE_TIMEOUT_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def outside(self, port: int) -> tuple[str, int]:
