@@ -28,7 +28,7 @@ from warmstart.local_cache import Command, LocalCache
 from warmstart.metrics import Metrics
 
 DIM = 16
-BUDGET_S = 5.0
+BUDGET_S = 30.0  # so long, a busy machine is no reason to fail
 
 
 class SpiedCache(LocalCache):
