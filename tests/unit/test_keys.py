@@ -32,6 +32,8 @@ class Books:
         self.healthy = True
         self.delay_s = 0.0
         self.asked: list[str] = []
+        #: Each ring asks once or twice in a refresh, after it has read the file and before it writes it.
+        self.fingerprints = 0
         self.most_at_once = self._at_once = 0
         self.touched: dict[str, datetime] = {}
 
@@ -51,6 +53,7 @@ class Books:
         return self.rows.get(key_hash)
 
     async def keys_fingerprint(self) -> str:
+        self.fingerprints += 1
         self._up()
         return f"{len(self.rows)}:" + "".join(sorted(self.rows))
 
@@ -79,6 +82,14 @@ async def ring(books: Books, path: Path, **more: Any) -> KeyRing:
     opened = KeyRing(books, path, 72, **({"refresh_s": 0.01} | more))  # type: ignore[arg-type]
     await opened.start()
     return opened
+
+
+async def refreshed(books: Books, rings: int = 1) -> None:
+    """Each of so many rings has refreshed from its beginning to its end."""
+    until = books.fingerprints + 4 * rings
+    async with asyncio.timeout(30):
+        while books.fingerprints < until:  # noqa: ASYNC110 (what is waited for knows nothing of it)
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -218,7 +229,7 @@ async def test_the_snapshot_is_used_for_72_hours_after_postgres_confirmed_it(
             with pytest.raises(AuthUnavailable):
                 await opened.identify(key)
     books.healthy = True
-    await asyncio.sleep(0.1)
+    await refreshed(books, rings=2)
     assert (await running.identify(key)).user_id == (await started.identify(key)).user_id == "usr_0"
     await running.stop()
     await started.stop()
@@ -226,13 +237,14 @@ async def test_the_snapshot_is_used_for_72_hours_after_postgres_confirmed_it(
 
 async def test_an_idle_confirmation_is_written_now_and_then(path: Path) -> None:
     clock = Clock()
-    opened = await ring(Books(new_key()), path, clock=clock)
+    books = Books(new_key())
+    opened = await ring(books, path, clock=clock)
     before = content(path)["confirmed_at"]
     clock.now += 59
-    await asyncio.sleep(0.05)
+    await refreshed(books)
     assert content(path)["confirmed_at"] == before
     clock.now += 2
-    await asyncio.sleep(0.1)
+    await refreshed(books)
     assert content(path)["confirmed_at"] == before + 61
     await opened.stop()
 
@@ -243,12 +255,12 @@ async def test_a_revocation_in_the_file_reaches_a_running_ring_with_postgres_dow
     opened = await ring(books, path)
     books.healthy = False
     assert revoke_in_snapshot(path, "key_0") == "key_0"
-    await asyncio.sleep(0.1)
+    await refreshed(books)
     with pytest.raises(Unauthorized):
         await opened.identify(key)
     assert (await opened.identify(other)).user_id == "usr_1"
     books.healthy = True
-    await asyncio.sleep(0.1)
+    await refreshed(books)
     assert hash_key(key) not in books.rows  # Postgres was told
     with pytest.raises(Unauthorized):
         await opened.identify(key)
@@ -260,10 +272,10 @@ async def test_a_tombstone_wins_over_a_postgres_restored_from_a_backup(path: Pat
     books = Books(key)
     opened = await ring(books, path)
     revoke_in_snapshot(path, hash_key(key)[:12])
-    await asyncio.sleep(0.1)
+    await refreshed(books)
     assert books.rows == {}
     books.rows = Books(key).rows  # the backup has it active
-    await asyncio.sleep(0.1)
+    await refreshed(books)
     assert books.rows == {}
     with pytest.raises(Unauthorized):
         await opened.identify(key)
@@ -273,12 +285,12 @@ async def test_a_tombstone_wins_over_a_postgres_restored_from_a_backup(path: Pat
 async def test_a_key_made_and_revoked_between_refreshes_does_not_stay(path: Path) -> None:
     books = Books()
     opened = await ring(books, path, refresh_s=0.1)
-    await asyncio.sleep(0.25)  # its own file is read by then
+    await refreshed(books)  # its own file is read by then
     key = new_key()
     books.rows = Books(key).rows
     assert (await opened.identify(key)).user_id == "usr_0"
     books.rows = {}  # the table is what it was at the last refresh
-    await asyncio.sleep(0.25)
+    await refreshed(books)
     with pytest.raises(Unauthorized):
         await opened.identify(key)
     await opened.stop()
@@ -290,7 +302,7 @@ async def test_a_clock_that_went_back_does_not_let_the_file_win_over_postgres(pa
     opened = await ring(books, path, clock=clock)
     clock.now -= 200
     books.rows = {}
-    await asyncio.sleep(0.1)
+    await refreshed(books)
     with pytest.raises(Unauthorized):
         await opened.identify(key)
     await opened.stop()
@@ -303,7 +315,7 @@ async def test_last_use_is_told_once_a_minute(path: Path) -> None:
     times = []
     for _ in range(3):
         await opened.identify(key)
-        await asyncio.sleep(0.05)
+        await refreshed(books)
         times.append(books.touched["key_0"].timestamp())
         clock.now += 40
     assert times[0] == times[1]
