@@ -96,8 +96,13 @@ async def start(live: Live, tenant: Tenant, *arguments: str | Path) -> asyncio.s
     }  # fmt: skip
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "warmstart.cli", "index", *map(str, arguments),
-        env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, preexec_fn=hears_ctrl_c,
     )  # fmt: skip
+
+
+def hears_ctrl_c() -> None:
+    """As from a terminal: what a shell runs in the background ignores it, and so would what is started here."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 async def index(live: Live, tenant: Tenant, *arguments: str | Path, code: int = 0) -> Run:
