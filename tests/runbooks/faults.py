@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -148,19 +149,30 @@ def _(world: World) -> Iterator[None]:
 # -- the store
 
 
+@contextmanager
+def roots(world: World, *folders: str) -> Iterator[None]:
+    """Folders of the table as a command leaves them that was run as root."""
+    named = " ".join(f"{TABLE}/{folder}" for folder in folders)
+    world.ssh(f"chown root:root {named} && chmod 755 {named}")
+    try:
+        yield
+    finally:
+        world.ssh(f"chown --recursive 10001:10001 {DATA}")
+
+
 @fault("lancedb-compaction-lag")
 def _(world: World) -> Iterator[None]:
-    world.ssh(f"chown root:root {TABLE}/_indices && chmod 755 {TABLE}/_indices")
-    with world.client() as client:
-        for number in range(110):
-            client.post("/v1/memories", json={"content": f"One of many small writes, {number}"}).raise_for_status()
-    yield
+    with roots(world, "_indices"), world.client() as client:
+        for _number in range(110):
+            memory = {"content": f"One of many small writes {uuid.uuid4()}"}
+            client.post("/v1/memories", json=memory).raise_for_status()
+        yield
 
 
 @fault("error-rate")
 def _(world: World) -> Iterator[None]:
-    world.ssh(f"chown root:root {TABLE}/data {TABLE}/_versions && chmod 755 {TABLE}/data {TABLE}/_versions")
-    yield
+    with roots(world, "data", "_versions"):
+        yield
 
 
 @fault("lancedb-corrupt-version")

@@ -63,7 +63,9 @@ class World:
     def set_fields(self, fields: dict[str, Any]) -> None:
         """Of the inventory, beside those that every test has."""
         self.fields = fields
-        merged = {**self.own_fields, **fields}
+        # the machine's key stays known, however often the inventory is written
+        known = {"ssh_known_hosts": str(self.inventory.with_suffix(".known_hosts"))}
+        merged = {**known, **self.own_fields, **fields}
         self.inventory.write_text(self.write_inventory(self.machine, **merged).read_text())
 
     def edit(self, block: str) -> None:
