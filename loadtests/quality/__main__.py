@@ -43,7 +43,12 @@ ARMS = ("hybrid", "vector", "text")
 DEPTHS = (1, 5, 10)
 EXTRA = ("key", "lang")
 #: What is found is measured here, not how soon: a busy machine must not take an arm away.
-PATIENT = {"EMBED_QUERY_BUDGET_MS": "20000", "ARM_BUDGET_MS": "20000", "SEARCH_BUDGET_MS": "40000"}
+PATIENT = {
+    "EMBED_QUERY_BUDGET_MS": "20000",
+    "ARM_BUDGET_MS": "20000",
+    "SEARCH_BUDGET_MS": "40000",
+    "EMBED_BATCH_SIZE": "8",
+}
 
 
 def lines(name: str) -> list[dict[str, Any]]:
