@@ -66,6 +66,7 @@ def index(path: Path | None, namespace: str | None, dry_run: bool, as_json: bool
 
 def _need_packages() -> None:
     try:
+        import betterleaks  # noqa: F401
         import pathspec  # noqa: F401
         import tree_sitter  # noqa: F401
     except ImportError as error:

