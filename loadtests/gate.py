@@ -16,6 +16,7 @@ from typing import Final
 
 from loadtests import calibration, slo, targets
 from loadtests.plan import planned_requests
+from loadtests.report import Run
 from loadtests.run import RESULTS, Options, loaded, seed
 from loadtests.scenario import Scenario, load
 from loadtests.seeding import Progress
@@ -28,19 +29,18 @@ WORTH_A_TRY: Final = 1.25
 
 def judged(tell: Progress, show: Callable[[Sequence[slo.Finding]], None], folder: Path | None = None) -> bool:
     wanted = load(NAME)
-    prefix = f"load-{secrets.token_hex(4)}"
     folder = folder or RESULTS / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{NAME}"
-    with targets.local(wanted.tenants, prefix) as target:
-        seed(wanted, target, prefix, tell)
-        first = loaded(wanted, target, prefix, Options(NAME, folder / "first"), tell)
-        show(first.findings)
-        tell(f"report: {folder / 'first' / 'report.html'}")
-        by = calibration.slowness()
-        if first.ok or by < WORTH_A_TRY:
-            return first.ok
-        tell(f"missed, but this machine is {by:.1f} times slower than the limits assume: once more, in slow motion")
-        again = stretched(wanted, by)
-        second = loaded(again, target, prefix, Options(NAME, folder / "second"), tell)
+    # before and after the server lives: what it does itself would count as slowness of the machine
+    by = calibration.slowness()
+    first = _tried(wanted, folder / "first", tell)
+    show(first.findings)
+    tell(f"report: {folder / 'first' / 'report.html'}")
+    by = max(by, calibration.slowness())
+    if first.ok or by < WORTH_A_TRY:
+        return first.ok
+    tell(f"missed, but this machine is {by:.1f} times slower than the limits assume: once more, in slow motion")
+    again = stretched(wanted, by)
+    second = _tried(again, folder / "second", tell)
     by = max(by, calibration.slowness())
     planned = planned_requests(again)
     findings = slo.check(second.samples, again.slo_rules, second.timeline, planned, again.slo_refusals, by)
@@ -48,6 +48,13 @@ def judged(tell: Progress, show: Callable[[Sequence[slo.Finding]], None], folder
     show(findings)
     tell(f"limits of latency times {by:.1f}; report: {folder / 'second' / 'report.html'}")
     return not slo.missed(findings)
+
+
+def _tried(wanted: Scenario, folder: Path, tell: Progress) -> Run:
+    prefix = f"load-{secrets.token_hex(4)}"
+    with targets.local(wanted.tenants, prefix) as target:
+        seed(wanted, target, prefix, tell)
+        return loaded(wanted, target, prefix, Options(NAME, folder), tell)
 
 
 def stretched(one: Scenario, by: float) -> Scenario:

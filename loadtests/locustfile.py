@@ -23,6 +23,7 @@ from loadtests.plan import VARIABLE, Plan
 from loadtests.users.abuser import Abuser
 from loadtests.users.agent import Agent
 from loadtests.users.caller import TIMEOUT_S, Caller, Record, Verdict
+from loadtests.users.reader import Reader
 from loadtests.users.rest import CommandLine, Hook, Indexer
 from loadtests.users.world import World
 
@@ -58,7 +59,7 @@ class Load(FastHttpUser):
         )  # fmt: skip
         users: dict[str, User] = {
             "agent": Agent(world), "hook": Hook(world), "cli": CommandLine(world), "indexer": Indexer(world),
-            "abuser": Abuser(world),
+            "reader": Reader(world), "abuser": Abuser(world),
         }  # fmt: skip
         visits = list(PLAN.visits())
         pool = Pool(MAX_VISITS)

@@ -14,9 +14,9 @@ from loadtests.shapes import Shape
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
 #: Requests of one visit; the rates of a shape count requests.
-REQUESTS: Final = {"agent": 3.0, "hook": 1.0, "cli": 1.0, "indexer": 1.0, "abuser": 1.0}
+REQUESTS: Final = {"agent": 3.0, "hook": 1.0, "cli": 1.0, "indexer": 1.0, "reader": 1.0, "abuser": 1.0}
 
-Kind = Literal["agent", "hook", "cli", "indexer", "abuser"]
+Kind = Literal["agent", "hook", "cli", "indexer", "reader", "abuser"]
 
 
 class ScenarioError(Exception):
@@ -47,7 +47,7 @@ class Fault(_Part):
 
 class Rule(_Part):
     window: slo.Window
-    limits: Literal["healthy", "degraded"]
+    limits: Literal["healthy", "shared", "degraded"]
     #: Only these of the table; all where not given.
     only: list[str] | None = None
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from warmstart.memory import Hit
-from warmstart.relevance import Matrix, likeness, relevant, same_statement, sample, says_all, shared_weight
+from warmstart.relevance import Matrix, grams, likeness, relevant, same_statement, sample, says_all, shared_weight
 from warmstart.search import Outcome
 from warmstart.terms import MAX_TERMS, search_text
 
@@ -29,15 +29,16 @@ def choose(hits: Sequence[Hit], outcome: Outcome, terms: Sequence[str]) -> list[
 
 def once(hits: Sequence[Hit]) -> list[Hit]:
     """Of those that say the same the newest, at the place of the best: it replaced the others."""
-    groups: list[list[Hit]] = []
+    groups: list[list[tuple[Hit, frozenset[str]]]] = []
     for hit in hits:
+        said = grams(hit.content)
         for group in groups:
-            if any(same_statement(hit.content, other.content) for other in group):
-                group.append(hit)
+            if any(same_statement(said, other) for _, other in group):
+                group.append((hit, said))
                 break
         else:
-            groups.append([hit])
-    return [max(group, key=lambda h: (h.updated_at, h.id)) for group in groups]
+            groups.append([(hit, said)])
+    return [max((h for h, _ in group), key=lambda h: (h.updated_at, h.id)) for group in groups]
 
 
 def _likenesses(hits: Sequence[Hit], outcome: Outcome) -> tuple[list[float | None], int]:

@@ -44,6 +44,10 @@ MAX_BODY_BYTES: Final = 2 * 2**20
 #: Requests in hand at once; further ones are told to come back.
 MAX_REQUESTS: Final = 64
 QUERY_THREADS: Final = 2
+PASSAGE_THREADS: Final = 2
+PASSAGE_NICENESS: Final = 3
+#: Nobody waits for a batch: on a busy machine it leaves the cores to those that somebody waits for.
+BULK_NICENESS: Final = 10
 #: The client keeps idle connections for 5 s; closing later than it does leaves no race.
 KEEP_ALIVE_S: Final = 75
 QUERY_PREFIX: Final = "query: "
@@ -96,14 +100,21 @@ class Model:
         return self._model.encode(text, is_query), self._model.token_count(text, is_query)
 
 
+def _be_nice(niceness: int) -> None:
+    """Of this thread alone, where the system lets threads differ."""
+    if niceness and sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     pool: ThreadPoolExecutor
     slots: asyncio.Semaphore
 
     @classmethod
-    def of(cls, name: str, threads: int) -> Lane:
-        return cls(ThreadPoolExecutor(threads, name), asyncio.Semaphore(threads))
+    def of(cls, name: str, threads: int, niceness: int = 0) -> Lane:
+        pool = ThreadPoolExecutor(threads, name, initializer=_be_nice, initargs=(niceness,))
+        return cls(pool, asyncio.Semaphore(threads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +124,13 @@ class Wanted:
 
 
 class EmbeddingServer:
-    """A single query has threads of its own; all else shares one, text by text in turn."""
+    """A single query has threads of its own, and so has a single passage; batches share one, text by text in turn."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._queries = Lane.of("query", QUERY_THREADS)
-        self._bulk = Lane.of("bulk", 1)
+        self._passages = Lane.of("passage", PASSAGE_THREADS, PASSAGE_NICENESS)
+        self._bulk = Lane.of("bulk", 1, BULK_NICENESS)
         self._requests = 0
 
     def app(self) -> Starlette:
@@ -143,9 +155,13 @@ class EmbeddingServer:
         finally:
             self._requests -= 1
 
+    def _lane(self, texts: list[str]) -> Lane:
+        if len(texts) > 1:
+            return self._bulk
+        return self._queries if texts[0].startswith(QUERY_PREFIX) else self._passages
+
     async def _answer(self, request: Request, wanted: Wanted) -> JSONResponse:
-        single_query = len(wanted.texts) == 1 and wanted.texts[0].startswith(QUERY_PREFIX)
-        lane = self._queries if single_query else self._bulk
+        lane = self._lane(wanted.texts)
         data, tokens = [], 0
         for index, text in enumerate(wanted.texts):
             async with lane.slots:

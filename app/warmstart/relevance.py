@@ -104,12 +104,12 @@ def relevant(
     return [said or (speaks and value >= least - COMPANION) for value, said in zip(found, whole, strict=True)]
 
 
-def same_statement(first: str, second: str) -> bool:
-    """Whether two contents say the same but for a word or a number: most runs of GRAM letters are in both."""
-    a, b = _grams(first), _grams(second)
-    return len(a & b) >= SAME * len(a | b)
-
-
-def _grams(text: str) -> set[str]:
+def grams(text: str) -> frozenset[str]:
+    """The runs of GRAM letters by which two texts are compared."""
     flat = " ".join(fold(text).lower().split())
-    return {flat[i : i + GRAM] for i in range(max(1, len(flat) - GRAM + 1))}
+    return frozenset(flat[i : i + GRAM] for i in range(max(1, len(flat) - GRAM + 1)))
+
+
+def same_statement(first: frozenset[str], second: frozenset[str]) -> bool:
+    """Whether two contents, as `grams`, say the same but for a word or a number: most runs are in both."""
+    return len(first & second) >= SAME * len(first | second)

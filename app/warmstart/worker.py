@@ -25,7 +25,7 @@ from warmstart.store import predicates as where
 from warmstart.store.changes import BackfillWriter, TenantWriter, Vector
 from warmstart.store.history import kept_ids
 from warmstart.store.links import links_of
-from warmstart.store.maintenance import MAX_SMALL_FRAGMENTS, TableState
+from warmstart.store.maintenance import TableState
 from warmstart.store.reads import Inspector, Reader
 from warmstart.store.schema import TABLE, Row, now
 
@@ -319,7 +319,7 @@ class Worker:
         written = state.version != self._optimized_version
         await self._measure(state, written=written)
         late = time.monotonic() - self._optimized_at >= self._settings.optimize_after_s
-        if not written or (state.small_fragments < MAX_SMALL_FRAGMENTS and not late):
+        if not written or not (state.slows_reads or late):
             return
         seconds = await maintenance.optimize()
         self._optimized_at = time.monotonic()

@@ -92,16 +92,21 @@ class Caller:
         judge: Callable[[Answer], Verdict] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        """POST `body`, as JSON where it isn't text. `due` is the time from which a person or program waited for this.
+        """POST `body`, as JSON where it isn't text, or GET without one.
 
-        Without a judge the answer must be 200 or 201.
+        `due` is the time from which a person or program waited for this. Without a judge the answer must be 200 or 201.
         """
         sent = self.clock()
-        data = body if isinstance(body, str) else json.dumps(body)
-        given = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", "Accept": "application/json"}
-        with self._session.post(
-            path, data=data, headers={**given, **(headers or {})}, name=endpoint, catch_response=True
-        ) as response:
+        given = {"Content-Type": "application/json", "Accept": "application/json"}
+        if key:
+            given["Authorization"] = f"Bearer {key}"
+        given |= headers or {}
+        if body is None:
+            request = self._session.get(path, headers=given, name=endpoint, catch_response=True)
+        else:
+            data = body if isinstance(body, str) else json.dumps(body)
+            request = self._session.post(path, data=data, headers=given, name=endpoint, catch_response=True)
+        with request as response:
             status = int(response.status_code or 0)
             # whatever charset a header lacks or names: JSON is UTF-8
             text = (response.content or b"").decode(errors="replace") if status else _reason(response.error)

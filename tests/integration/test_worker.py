@@ -16,6 +16,7 @@ from integration.service import App, Tenant, down, until
 from warmstart import pace
 from warmstart import worker as worker_module
 from warmstart.errors import EmbeddingError, StoreUnavailable
+from warmstart.store import maintenance
 from warmstart.store.changes import BackfillWriter
 from warmstart.worker import Worker
 
@@ -364,14 +365,14 @@ async def test_an_edit_under_a_worker_at_work_ends_with_the_new_vector(app: App,
 
 async def test_compaction_comes_while_writes_do(app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "COMPACT_CHECK_S", 0.05)
-    monkeypatch.setattr(worker_module, "MAX_SMALL_FRAGMENTS", 10)
+    monkeypatch.setattr(maintenance, "MAX_UNINDEXED_ROWS", 10)
     work = asyncio.create_task(Worker(app.runtime).run())
     try:
         for i in range(40):
             await alice.save(f"one after another {i}")
 
         async def compacted() -> bool:
-            return (await app.runtime.maintenance.state()).small_fragments < 12
+            return (await app.runtime.maintenance.state()).unindexed_rows < 12
 
         await until(compacted)
     finally:

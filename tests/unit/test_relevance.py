@@ -15,6 +15,7 @@ from warmstart.relevance import (
     SAMPLE,
     TEXT_ALONE,
     TEXT_WEIGHT,
+    grams,
     likeness,
     relevant,
     same_statement,
@@ -107,8 +108,8 @@ LONG = "The api listens on port 8080 of the loopback address, and caddy is what 
     ],
 )
 def test_near_duplicates(other: str) -> None:
-    assert same_statement(LONG, other)
-    assert same_statement(other, LONG)
+    assert same_statement(grams(LONG), grams(other))
+    assert same_statement(grams(other), grams(LONG))
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,13 @@ def test_near_duplicates(other: str) -> None:
     ],
 )
 def test_other_statements(first: str, second: str) -> None:
-    assert not same_statement(first, second)
+    assert not same_statement(grams(first), grams(second))
 
 
 @given(st.text(max_size=50))
 @settings(max_examples=50, deadline=None)
 def test_every_text_is_the_same_as_itself(text: str) -> None:
-    assert same_statement(text, text)
+    assert same_statement(grams(text), grams(text))
 
 
 def test_what_says_every_word_of_the_prompt_is_about_it() -> None:

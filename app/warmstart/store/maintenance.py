@@ -12,7 +12,7 @@ from lancedb.index import IvfSq
 
 from warmstart.store.reads import Inspector
 from warmstart.store.repair import has_set_aside
-from warmstart.store.schema import TABLE
+from warmstart.store.schema import TABLE, TEXT_INDEX
 from warmstart.store.table import Table, translated
 from warmstart.store.writer import Writer
 
@@ -20,6 +20,10 @@ log = structlog.get_logger(__name__)
 
 #: Latency follows the number of fragments: at 101 it is some four times that of one.
 MAX_SMALL_FRAGMENTS: Final = 100
+#: Full-text search reads rows that are in no index one by one: some 2 ms for 100 of them.
+MAX_UNINDEXED_ROWS: Final = 1_000
+#: But an index takes the longer to fold into the larger it is.
+MAX_UNINDEXED_SHARE: Final = 0.02
 #: Each compaction adds a segment to a vector index; above this it is built anew.
 MAX_INDEX_SEGMENTS: Final = 15
 #: Versions keep their own time; who removes orphans holds the lock, so no writer is at work on one.
@@ -37,6 +41,12 @@ class TableState:
     #: Versions kept on disk.
     versions: int
 
+    @property
+    def slows_reads(self) -> bool:
+        """Whether a compaction pays now."""
+        unindexed = max(MAX_UNINDEXED_ROWS, self.rows * MAX_UNINDEXED_SHARE)
+        return self.small_fragments >= MAX_SMALL_FRAGMENTS or self.unindexed_rows >= unindexed
+
 
 class Maintenance:
     def __init__(self, table: Table, writer: Writer, vector_index_min_rows: int, retention_s: int) -> None:
@@ -50,7 +60,7 @@ class Maintenance:
     async def state(self) -> TableState:
         with translated("read its state"):
             stats: Any = await self._lance.stats()
-            index = await self._lance.index_stats("search_text_idx")
+            index = await self._lance.index_stats(TEXT_INDEX)
             fragments = stats["fragment_stats"]
             return TableState(
                 rows=stats["num_rows"],

@@ -63,10 +63,10 @@ class Migration:
 
 def fingerprint(directory: Path) -> Fingerprint:
     """Differs from an earlier one where a migration began, went a step on, or ended in between."""
-    return _identity(directory / _MARKER), _identity(directory / _RECORD)
+    return _identity(os.path.join(directory, _MARKER)), _identity(os.path.join(directory, _RECORD))
 
 
-def _identity(path: Path) -> tuple[int, int, int] | None:
+def _identity(path: str) -> tuple[int, int, int] | None:
     try:
         there = os.stat(path)
     except FileNotFoundError:

@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 
 #: How long a search waits for its tenant to be read; past it the table itself is asked.
 LOAD_WAIT_S: Final = 0.15
+#: How long for what changed in a tenant that is held: on a busy machine the table would only take longer.
+CHANGES_WAIT_S: Final = 0.8
 #: Tenants being read at once; those that wait for it ask the table.
 MAX_LOADS: Final = 2
 #: Searches that wait for a tenant, or gave up waiting while it is still read.
@@ -185,7 +187,7 @@ class Residents:
         task = asyncio.create_task(self._bring_up(user_id, held))
         self._loads.add(task)
         task.add_done_callback(self._loaded)
-        done, _ = await asyncio.wait({task}, timeout=LOAD_WAIT_S)
+        done, _ = await asyncio.wait({task}, timeout=CHANGES_WAIT_S if held.snapshot else LOAD_WAIT_S)
         if not done:
             return None
         try:

@@ -20,6 +20,8 @@ from warmstart.store.stop_words import STOP_WORDS
 from warmstart.terms import search_text
 
 TABLE: Final = "memories"
+#: The name that the engine gives the full-text index.
+TEXT_INDEX: Final = "search_text_idx"
 #: The table of earlier texts.
 HISTORY: Final = "memory_history"
 #: The table's own setting: the space its vectors belong to.

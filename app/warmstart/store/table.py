@@ -55,6 +55,7 @@ class Table:
         repaired: list[str],
     ) -> None:
         self.uri = uri
+        self.directory = local_directory(uri)
         self.lance = lance
         self._connection = connection
         self.history = HistoryTable(connection, self.directory)
@@ -67,10 +68,6 @@ class Table:
         #: The migration whose marker stands.
         self.migration: marker.Migration | None = None
         self._seen: marker.Fingerprint = (None, None)
-
-    @property
-    def directory(self) -> Path | None:
-        return local_directory(self.uri)
 
     async def pinned(self) -> AsyncTable:
         """A handle that stays at the newest version there is now."""

@@ -22,6 +22,7 @@ import structlog
 from warmstart.config import Space
 from warmstart.errors import Problem, StoreUnavailable
 from warmstart.store import predicates as where
+from warmstart.store.gather import Gatherer
 from warmstart.store.journal import Rows, merge
 from warmstart.store.lock import sync_filesystem
 from warmstart.store.reads import check_tenant
@@ -87,6 +88,7 @@ class Writer:
         self._queue: asyncio.Queue[_Insert | _Change] = asyncio.Queue(MAX_PENDING)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._gatherer = Gatherer()
         self.wrote = asyncio.Event()
 
     def start(self) -> None:
@@ -155,6 +157,8 @@ class Writer:
                 self._take(group, self._queue.get_nowait())
             try:
                 await self._write(group)
+                if self._gatherer.is_due:
+                    await self._gather()
             except BaseException as error:
                 problem = error if isinstance(error, Problem) else store_problem("write", error)
                 for future in group.futures():
@@ -167,6 +171,17 @@ class Writer:
             finally:
                 for _ in group.futures():
                     self._queue.task_done()
+
+    async def _gather(self) -> None:
+        """Only after everyone was answered. Where it fails nothing is lost: the next compaction does it."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        rewrite = _Change(lambda: self._gatherer.run(self._lance, self._table.space), {}, done)
+        try:
+            await self._write(_Group(changes=[rewrite]))
+            await done
+        except Exception as error:
+            log.info("store.gather.failed", reason=str(error)[:300])
+            self._gatherer.forget()
 
     @staticmethod
     def _take(group: _Group, operation: _Insert | _Change) -> None:
@@ -208,6 +223,8 @@ class Writer:
             if directory is not None:
                 after = await self._lance.version()
                 await asyncio.to_thread(_sync, directory, after)
+                if after != before:
+                    self._gatherer.note(touched)
                 if self._table.journal:
                     self._table.journal.append(before, after, touched if after != before else {})
         self.wrote.set()

@@ -13,7 +13,7 @@ from loadtests.scenario import ScenarioError, load
 def test_slow_motion_has_as_many_requests_in_more_time() -> None:
     one = load(gate.NAME)
     slow = gate.stretched(one, 2.5)
-    assert (slow.shape.peak, slow.shape.seconds, slow.warm_up_s) == (8.0, 150.0, 12.5)
+    assert (slow.shape.peak, slow.shape.seconds, slow.warm_up_s) == (4.0, 400.0, 12.5)
     assert len(planned_requests(slow)) == pytest.approx(len(planned_requests(one)), rel=0.1)
     assert slow.seed != one.seed
     assert (slow.rules, slow.mix, slow.memories) == (one.rules, one.mix, one.memories)

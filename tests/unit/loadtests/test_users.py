@@ -15,6 +15,7 @@ from loadtests.users import agent, rest
 from loadtests.users.abuser import GUESSES_PER_MINUTE, HUGE_BYTES, Abuser, limited
 from loadtests.users.agent import LEGACY, MODERN, Agent
 from loadtests.users.caller import Answer, Caller, Record
+from loadtests.users.reader import Reader
 from loadtests.users.rest import CommandLine, Hook, Indexer
 from loadtests.users.world import World
 from warmstart.memory import Batch, ContextRequest, NewMemory, SearchRequest, parse
@@ -52,8 +53,13 @@ class Server:
         self.sent: list[tuple[str, Any, dict[str, str]]] = []
         self.responses: list[Response] = []
 
+    def get(self, path: str, *, headers: dict[str, str], name: str, catch_response: bool) -> Response:
+        self.sent.append((path, None, headers))
+        self.responses.append(self._reply(path, {}, headers))
+        return self.responses[-1]
+
     def post(self, path: str, *, data: str, headers: dict[str, str], name: str, catch_response: bool) -> Response:
-        body = json.loads(data)
+        body = json.loads(data) if headers["Content-Type"] == "application/json" else data
         self.sent.append((path, body, headers))
         self.responses.append(self._reply(path, body, headers))
         return self.responses[-1]
@@ -123,6 +129,36 @@ def test_what_rest_users_send_is_valid() -> None:
     assert ("context", 200, True, "empty") in samples(file)
     assert {len(body["memories"]) for path, body, _ in server.sent if path.endswith("batch")} == {100}
     assert {headers["Authorization"] for _, _, headers in server.sent} == {"Bearer first", "Bearer second"}
+
+
+PAGE = '<html><a href="/memories/0123456789abcdef0123456789abcdef">one</a></html>'
+
+
+def test_a_reader_signs_in_once_then_looks_around_without_the_key() -> None:
+    server = Server(lambda *_: Response(200, PAGE))
+    calling, file = caller(server)
+    reader = Reader(world())
+    for _ in range(9):
+        reader.visit(calling, Caller.clock())
+    paths = [path for path, _, _ in server.sent]
+    assert paths[:3] == ["/login", "/", "/memories/0123456789abcdef0123456789abcdef"]
+    assert paths[3].startswith("/?q=")
+    assert (paths[4], paths[8]) == ("/namespaces", "/activity")
+    assert server.sent[0][1].startswith("key=first&")
+    assert not any("Authorization" in headers for _, _, headers in server.sent)
+    assert samples(file) == [("sign in", 200, True, ""), *[("page", 200, True, "")] * 8]
+
+
+def test_a_session_that_ends_is_a_failure_and_begun_anew() -> None:
+    answers = iter([PAGE, '<html><form action="/login"></form></html>', PAGE, "<html>cut"])
+    calling, file = caller(Server(lambda *_: Response(200, next(answers))))
+    reader = Reader(world())
+    for _ in range(4):
+        reader.visit(calling, Caller.clock())
+    assert samples(file) == [
+        ("sign in", 200, True, ""), ("page", 200, False, "the session was lost"), ("sign in", 200, True, ""),
+        ("page", 200, False, "<html>cut"),
+    ]  # fmt: skip
 
 
 def test_an_answer_that_is_no_search_result_is_a_failure() -> None:
