@@ -109,6 +109,9 @@ class Settings(BaseModel):
     fetch_depth: Annotated[int, Field(ge=50, le=50)] = Field(
         50, description="Rows an arm ranks; a constant of the score."
     )
+    context_depth_factor: Annotated[int, Field(ge=1, le=10)] = Field(
+        4, description="Rows an arm ranks for a context block, for each that may be in it: fusion needs a choice."
+    )
     scan_rows: Positive = Field(20_000, description="Newest rows the substring scan reads.")
     vector_index_min_rows: Positive = Field(
         50_000, description="A tenant above this is searched through a vector index; below, search is exact."

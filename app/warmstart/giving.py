@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
@@ -11,9 +10,6 @@ from warmstart.memory import Hit
 from warmstart.relevance import Matrix, grams, likeness, relevant, same_statement, sample, says_all, shared_weight
 from warmstart.search import Outcome
 from warmstart.terms import MAX_TERMS, search_text
-
-#: Of the rows a block may be made of, an arm ranks this many times more: fusion needs a choice.
-DEPTH_FACTOR: Final = 4
 
 
 def choose(hits: Sequence[Hit], outcome: Outcome, terms: Sequence[str]) -> list[Hit]:

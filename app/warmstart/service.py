@@ -23,7 +23,7 @@ from warmstart.events import Events
 from warmstart.exchange import MAX_VERSIONS, ExportedMemory, Format, ImportResult
 from warmstart.fusion import Ranked
 from warmstart.given import Given, is_block
-from warmstart.giving import DEPTH_FACTOR, choose
+from warmstart.giving import choose
 from warmstart.memory import (
     Batch,
     BatchItem,
@@ -420,7 +420,7 @@ class MemoryService:
         search = SearchRequest(query=request.query, namespace=request.namespace)
         limit = self._settings.default_limit
         outcome, terms, given = await asyncio.gather(
-            self._runtime.search.run(self._user_id, search, budget, limit * DEPTH_FACTOR),
+            self._runtime.search.run(self._user_id, search, budget, limit * self._settings.context_depth_factor),
             self._runtime.search.terms(request.query),
             self._given.to(request.conversation_id),
         )

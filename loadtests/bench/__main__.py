@@ -82,15 +82,15 @@ def sentence(rng: random.Random, words: int) -> str:
     return " ".join(rng.choices(WORDS, k=words))
 
 
-async def prepare(home: Path, rows: int, rng: random.Random) -> Prepared:
-    """A home whose table has `rows` memories with vectors in TENANTS tenants."""
+async def prepare(home: Path, rows: int, rng: random.Random, tenants_count: int = TENANTS) -> Prepared:
+    """A home whose table has `rows` memories with vectors, spread evenly over the tenants."""
     home.mkdir(mode=0o711)
     settings = load({}, warmstart_home=home)
     postgres = EmbeddedPostgres(home / "postgres")
     bookkeeping = Bookkeeping(await postgres.start())
     await bookkeeping.open()
     keys = {}
-    for number in range(TENANTS):
+    for number in range(tenants_count):
         tenant = await bookkeeping.create_tenant(f"bench-{number}")
         keys[tenant] = await bookkeeping.create_key(tenant, "bench", unlimited=True)
     await bookkeeping.close()
@@ -103,7 +103,7 @@ async def prepare(home: Path, rows: int, rng: random.Random) -> Prepared:
         chunk = vectors.standard_normal((min(CHUNK, rows - start), 384)).astype(np.float32)
         for number, vector in enumerate(chunk, start):
             new = NewMemory(content=f"{sentence(rng, rng.randint(15, 60))} ERR_{number}", tags=rng.sample(WORDS, 2))
-            row = row_of(new, tenants[number % TENANTS], at + timedelta(milliseconds=number))
+            row = row_of(new, tenants[number % tenants_count], at + timedelta(milliseconds=number))
             made.append(row | {"embedding": vector / np.linalg.norm(vector), "embedding_status": "ready"})
         await table.lance.add(pa.Table.from_pylist(made, schema=schema(settings.space)))
     await table.lance.optimize(cleanup_older_than=timedelta(0))
