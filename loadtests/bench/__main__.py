@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -35,6 +35,7 @@ import httpx
 import lancedb
 import numpy as np
 import pyarrow as pa
+from lancedb.index import IvfSq
 from lancedb.query import MatchQuery
 
 from warmstart.config import load
@@ -107,11 +108,15 @@ async def prepare(home: Path, rows: int, rng: random.Random, tenants_count: int 
             made.append(row | {"embedding": vector / np.linalg.norm(vector), "embedding_status": "ready"})
         await table.lance.add(pa.Table.from_pylist(made, schema=schema(settings.space)))
     await table.lance.optimize(cleanup_older_than=timedelta(0))
+    if rows / tenants_count > settings.vector_index_min_rows:  # as the worker makes it
+        await table.lance.create_index("embedding", config=IvfSq(distance_type="cosine"))  # type: ignore[arg-type]
     return Prepared(home, keys, [sentence(rng, rng.randint(3, 9)) for _ in range(20)])
 
 
 @asynccontextmanager
-async def server(home: Path, *arguments: str) -> AsyncIterator[tuple[str, int]]:
+async def server(
+    home: Path, *arguments: str, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[str, int]]:
     """(URL, process id) of a server on `home`."""
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("WARMSTART", "OPENAI", "DATABASE"))},
@@ -119,6 +124,7 @@ async def server(home: Path, *arguments: str) -> AsyncIterator[tuple[str, int]]:
         "WARMSTART_ALLOW_ROOT": "True",
         "QUERY_CACHE_TTL_S": "3600",
         "LOG_LEVEL": "warning",
+        **(settings or {}),
     }
     command = [sys.executable, "-m", "warmstart.cli", "serve", "--port", "0", *arguments]
     with (home / "bench.log").open("wb") as output:

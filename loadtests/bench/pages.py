@@ -48,7 +48,7 @@ async def measured(rows: int, rounds: int, directory: Path) -> str:
     ):
         [key] = prepared.keys.values()
         answer = await http.post("/login", data={"key": key, "next": "/"}, headers=FORM)
-        found = re.search(r'href="(/memories/[0-9a-f-]{32,36})"', answer.text)
+        found = re.search(r'href="(/memories/mem_\w+)"', answer.text)
         assert found, answer.text[:500]
         for name, path in PAGES.items():
             took, size = [], 0

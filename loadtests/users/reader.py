@@ -14,7 +14,7 @@ from loadtests.users.world import World
 #: A form of the page itself, as a browser sends it.
 FORM: Final = {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "same-origin"}
 HTML: Final = {"Accept": "text/html"}
-_MEMORY: Final = re.compile(r'href="(/memories/[0-9a-f-]{32,36})"')
+_MEMORY: Final = re.compile(r'href="(/memories/mem_\w+)"')
 
 
 class Reader:

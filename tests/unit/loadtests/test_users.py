@@ -131,7 +131,7 @@ def test_what_rest_users_send_is_valid() -> None:
     assert {headers["Authorization"] for _, _, headers in server.sent} == {"Bearer first", "Bearer second"}
 
 
-PAGE = '<html><a href="/memories/0123456789abcdef0123456789abcdef">one</a></html>'
+PAGE = '<html><a href="/memories/mem_0123456789abcdef">one</a></html>'
 
 
 def test_a_reader_signs_in_once_then_looks_around_without_the_key() -> None:
@@ -141,7 +141,7 @@ def test_a_reader_signs_in_once_then_looks_around_without_the_key() -> None:
     for _ in range(9):
         reader.visit(calling, Caller.clock())
     paths = [path for path, _, _ in server.sent]
-    assert paths[:3] == ["/login", "/", "/memories/0123456789abcdef0123456789abcdef"]
+    assert paths[:3] == ["/login", "/", "/memories/mem_0123456789abcdef"]
     assert paths[3].startswith("/?q=")
     assert (paths[4], paths[8]) == ("/namespaces", "/activity")
     assert server.sent[0][1].startswith("key=first&")
