@@ -169,16 +169,16 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         cache = open_cache(settings)
         stack.push_async_callback(cache.close)
         table = await open_table(settings.lancedb, settings.space)
-        if settings.openai_base_url or not settings.embedding_enabled:
-            embedder = Embedder(settings, cache, base_url=settings.openai_base_url, metrics=metrics)
-        else:
+        local = None
+        if not settings.openai_base_url and settings.embedding_enabled:
             from warmstart.local_embedder import LocalEmbedder
 
             local = LocalEmbedder()
-            await local.start()
             stack.push_async_callback(local.stop)
-            embedder = Embedder(settings, cache, base_url=local.base_url, transport=local.transport, metrics=metrics)
-        stack.push_async_callback(embedder.close)
+        # the model and Postgres take a second each, side by side
+        model = asyncio.create_task(local.start() if local else asyncio.sleep(0))
+        stack.push_async_callback(asyncio.wait, {model})
+        stack.callback(model.cancel)
         dsn = settings.database_url.get_secret_value()
         if not dsn:
             from warmstart.postgres import EmbeddedPostgres
@@ -186,6 +186,12 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
             postgres = EmbeddedPostgres(settings.warmstart_home / "postgres")
             dsn = await postgres.start()
             stack.push_async_callback(postgres.stop)
+        await model
+        if local:
+            embedder = Embedder(settings, cache, base_url=local.base_url, transport=local.transport, metrics=metrics)
+        else:
+            embedder = Embedder(settings, cache, base_url=settings.openai_base_url, metrics=metrics)
+        stack.push_async_callback(embedder.close)
         bookkeeping = Bookkeeping(dsn)
         await bookkeeping.open()
         stack.push_async_callback(bookkeeping.close)

@@ -65,7 +65,11 @@ def test_a_scenario_can_hold_what_it_says(name: str) -> None:
         for endpoint, limit in rule.limits.items():
             for q in limit.quantiles:
                 refused = any(r.window == rule.window and r.group == endpoint for r in one.slo_refusals)
-                assert refused or not share[endpoint] or due * share[endpoint] >= slo.enough_for(q), (rule.window, endpoint, q)
+                assert refused or not share[endpoint] or due * share[endpoint] >= slo.enough_for(q), (
+                    rule.window,
+                    endpoint,
+                    q,
+                )
 
 
 def test_the_gate_is_the_baseline_in_short() -> None:
