@@ -17,7 +17,7 @@ CORES: Final = 2
 #: Seconds of `work` on two quiet cores of the machine in README.md.
 REFERENCE_S: Final = 0.5
 #: A machine that is slower than that says nothing about the service.
-MOST: Final = 4.0
+MOST: Final = 2.0
 
 
 def work() -> float:

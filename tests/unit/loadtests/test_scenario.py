@@ -76,7 +76,7 @@ def test_the_gate_is_the_baseline_in_short() -> None:
     gate, baseline = scenario.load("gate"), scenario.load("baseline")
     assert (gate.mix, gate.memories) == (baseline.mix, baseline.memories)
     # its model and its load share the cores with it
-    assert (gate.shape.peak, baseline.shape.peak) == (10.0, 20.0)
+    assert (gate.shape.peak, baseline.shape.peak) == (8.0, 20.0)
     assert [rule.limits for rule in (*gate.rules, *baseline.rules)] == ["shared", "healthy"]
 
 
