@@ -117,6 +117,27 @@ def test_headers_of_an_answer(https: httpx.Client) -> None:
     assert "via" not in headers
 
 
+def test_the_dashboard_behind_the_proxy(stack: Stack, https: httpx.Client) -> None:
+    origin = {"Origin": str(https.base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}
+    key = https.headers["authorization"].removeprefix("Bearer ")
+    with stack.client() as browser:
+        shown = browser.get("/login", headers={"Accept": "text/html"})
+        assert shown.headers["referrer-policy"] == "same-origin"
+        assert "default-src" in shown.headers["content-security-policy"]
+        answer = browser.post("/login", data={"key": key, "next": "/"}, headers=origin)
+        assert answer.status_code == 303, answer.text
+        assert answer.headers["location"] == "/"
+        cookie = answer.headers["set-cookie"].lower()
+        assert all(part in cookie for part in ("__host-", "secure", "httponly", "samesite=lax"))
+        for path in ("/", "/?q=anything", "/namespaces", "/trash", "/keys", "/activity", "/health", "/transfer"):
+            page = browser.get(path, headers={"Accept": "text/html"})
+            assert (page.status_code, 'action="/login"' in page.text) == (200, False), path
+        # a form of another site's page
+        evil = browser.post("/keys", data={"name": "x"}, headers={"Origin": "https://evil.example"})
+        assert evil.status_code == 403
+        assert browser.post("/login", data={"key": key}, headers={"Origin": "null"}).status_code == 403
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/", "//metrics", "/%6detrics", "/METRICS", "/x/../metrics"])
 def test_metrics_are_not_published(path: str, https: httpx.Client) -> None:
     request = https.build_request("GET", "/")

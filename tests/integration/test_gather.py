@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ async def test_many_saves_leave_few_fragments_and_every_row_as_it_was(store: Sto
     saved = [row(f"memory {i}", user_id=f"tenant-{i % 3}", vector=UNIT if i % 2 else None) for i in range(60)]
     for one in saved:
         await store.writer.insert([one])
-    assert await fragments(store) <= COMMITS
+    assert await fragments(store) <= 2 * COMMITS
     expected = sorted((dict(one) for one in saved), key=lambda r: r["id"])
     assert await content(store) == expected
 
@@ -49,7 +50,7 @@ async def test_what_was_edited_trashed_and_removed_meanwhile_stays_so(store: Sto
     edited = await tenant.edit(ids[3], {"content": "another text"}, None, etag)
     for i in range(COMMITS):
         await store.save(f"more {i}")
-    assert await fragments(store) <= COMMITS
+    assert await fragments(store) <= COMMITS + 1
     rows = {r["id"]: r for r in await store.all_rows()}
     assert rows[ids[1]]["deleted_at"] is not None
     assert ids[2] not in rows
@@ -78,14 +79,35 @@ async def test_what_a_compaction_folded_in_is_left_alone(store: Store) -> None:
     assert len(await store.all_rows()) == COMMITS
 
 
-async def test_rows_are_rewritten_until_enough_have_come_together(
+async def test_a_row_is_rewritten_a_few_times_whatever_comes_after_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "MAX_ROWS", 20)
-    for i in range(100):
+    rewritten: list[int] = []
+    plain = gather.Gatherer.run
+
+    async def counted(self: gather.Gatherer, *arguments: Any) -> None:
+        rewritten.append(sum(len(rows) for commits in self._levels if len(commits) >= COMMITS for rows in commits))
+        await plain(self, *arguments)
+
+    monkeypatch.setattr(gather.Gatherer, "run", counted)
+    count = 3 * COMMITS**2
+    for i in range(count):
         await store.save(f"memory {i}")
-    assert await fragments(store) <= 100 // 20 + COMMITS
-    assert len(await store.all_rows()) == 100
+    # the last one is still under way when its save is answered
+    for _ in range(100):
+        if sum(rewritten) >= 2 * count:
+            break
+        await asyncio.sleep(0.05)
+    assert await fragments(store) <= 3 * COMMITS
+    assert sorted(set(rewritten)) == [COMMITS, COMMITS**2]
+    assert sum(rewritten) == 2 * count
+    assert len(await store.all_rows()) == count
+
+
+async def test_what_is_not_small_is_left_alone(store: Store) -> None:
+    for i in range(COMMITS + 1):
+        await store.save(*(f"memory {i} {k}" for k in range(gather.SMALL + 1)))
+    assert await fragments(store) == COMMITS + 1
 
 
 async def test_a_failure_loses_nothing_and_writing_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ Every commit leaves a fragment of its own, and every query opens each of them:
 with 100, a read takes five to ten times what it takes with one. A compaction
 mends that, but folds the indices too, which takes too long to do after every
 few saves. Writing the newest rows again under their ids takes some 30 ms, and
-is one commit: at no time are they there twice, or not at all.
+is one commit: at no time are they there twice, or not at all. Eight commits
+become one, eight of those again one, as long as that is small: so a row is
+rewritten three times at most, and there are few fragments at any time.
 """
 
 from __future__ import annotations
@@ -18,40 +20,47 @@ from warmstart.config import Space
 from warmstart.store import predicates as where
 from warmstart.store.schema import TEXT_INDEX, schema
 
-#: Small commits after which their rows are written as one fragment.
+#: Small commits after which their rows are written as one.
 COMMITS: Final = 8
-#: Rows of a commit that is left as it is.
+#: Rows of a commit that is left as it is; COMMITS of the largest that isn't are within the bounds of a predicate.
 SMALL: Final = 64
-#: Rows are written again and again until so many have come together; the rest is the compaction's.
-MAX_ROWS: Final = 500
 
 
 class Gatherer:
     """Which rows lie in small fragments, as far as this process wrote them."""
 
     def __init__(self) -> None:
-        self._ids: dict[str, None] = {}
-        self._commits = 0
+        #: By how often they were gathered: the rows of each commit.
+        self._levels: list[list[list[str]]] = []
 
     def note(self, touched: Mapping[str, Sequence[str] | None] | None) -> None:
         """A commit that wrote the rows of `touched` (tenant → ids; None: nobody knows which)."""
-        rows = [memory_id for ids in (touched or {}).values() for memory_id in ids or ()]
+        self._add(0, [memory_id for ids in (touched or {}).values() for memory_id in ids or ()])
+
+    def _add(self, level: int, rows: list[str]) -> None:
         if 0 < len(rows) <= SMALL:
-            self._ids |= dict.fromkeys(rows)
-            self._commits += 1
+            if level == len(self._levels):
+                self._levels.append([])
+            self._levels[level].append(rows)
 
     @property
     def is_due(self) -> bool:
-        return self._commits >= COMMITS
+        return any(len(commits) >= COMMITS for commits in self._levels)
 
     def forget(self) -> None:
         """The rows noted so far stay where they are."""
-        self._ids, self._commits = {}, 0
+        self._levels = []
 
     async def run(self, lance: AsyncTable, space: Space) -> None:
-        """Rewrite the rows noted, as they are now, into one fragment. Under the write lock, on the newest version."""
+        """Rewrite the rows of COMMITS commits, as they are now, into one fragment.
+
+        Under the write lock, on the newest version.
+        """
+        level = next(i for i, commits in enumerate(self._levels) if len(commits) >= COMMITS)
+        commits, self._levels[level] = self._levels[level], []
+        ids = list(dict.fromkeys(memory_id for rows in commits for memory_id in rows))
         shape = schema(space)
-        rows = await lance.query().where(where.one_of("id", list(self._ids)).sql).select(shape.names).to_arrow()
+        rows = await lance.query().where(where.one_of("id", ids).sql).select(shape.names).to_arrow()
         index = await lance.index_stats(TEXT_INDEX)
         if index is None or index.num_unindexed_rows < rows.num_rows:
             self.forget()  # a compaction was faster, of whichever process
@@ -63,6 +72,4 @@ class Gatherer:
                 # a row that waits for its vector has none, which is a bad one for the engine
                 .execute(rows.cast(shape), on_bad_vectors="null")
             )
-        self.forget()
-        if rows.num_rows < MAX_ROWS:
-            self._ids = dict.fromkeys(rows["id"].to_pylist())
+        self._add(level + 1, rows["id"].to_pylist())

@@ -157,7 +157,7 @@ class Writer:
                 self._take(group, self._queue.get_nowait())
             try:
                 await self._write(group)
-                if self._gatherer.is_due:
+                while self._gatherer.is_due:
                     await self._gather()
             except BaseException as error:
                 problem = error if isinstance(error, Problem) else store_problem("write", error)
