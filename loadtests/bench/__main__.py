@@ -298,6 +298,12 @@ def table_of(found: Sequence[dict[str, Any]], saved: dict[str, Any] | None) -> s
     return "\n".join(lines)
 
 
+def into_readme(mark: str, figures: str) -> None:
+    """Put `figures` between the two `mark`s of this folder's README."""
+    before, _, rest = README.read_text().partition(mark)
+    README.write_text(f"{before}{mark}\n{figures}\n{mark}{rest.partition(mark)[2]}")
+
+
 @click.command()
 @click.option("--rows", default="10000,100000", show_default=True, help="Table sizes, comma-separated.")
 @click.option("--searches", default=300, show_default=True, help="Searches a size.")
@@ -315,8 +321,7 @@ def main(rows: str, searches: int, write: bool, only_search: bool) -> None:
     figures = asyncio.run(run())
     print(figures)
     if write:
-        before, _, rest = README.read_text().partition(MARK)
-        README.write_text(f"{before}{MARK}\n{figures}\n{MARK}{rest.partition(MARK)[2]}")
+        into_readme(MARK, figures)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ import click
 import httpx
 
 from loadtests.bench.__main__ import Times, machine, prepare, server
-from loadtests.users.reader import FORM
+from loadtests.users.reader import FORM, MEMORY_LINK
 
 PAGES = {
     "the newest": "/",
@@ -48,7 +47,7 @@ async def measured(rows: int, rounds: int, directory: Path) -> str:
     ):
         [key] = prepared.keys.values()
         answer = await http.post("/login", data={"key": key, "next": "/"}, headers=FORM)
-        found = re.search(r'href="(/memories/mem_\w+)"', answer.text)
+        found = MEMORY_LINK.search(answer.text)
         assert found, answer.text[:500]
         for name, path in PAGES.items():
             took, size = [], 0

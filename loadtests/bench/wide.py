@@ -24,7 +24,18 @@ import httpx
 import lancedb
 import pyarrow as pa
 
-from loadtests.bench.__main__ import README, TENANTS, Prepared, Times, machine, prepare, rss_mb, sentence, server
+from loadtests.bench.__main__ import (
+    TENANTS,
+    Prepared,
+    Times,
+    into_readme,
+    machine,
+    prepare,
+    rss_mb,
+    sentence,
+    server,
+    timed,
+)
 from loadtests.users.agent import MODERN
 from warmstart.config import load
 from warmstart.memory import NewMemory
@@ -75,19 +86,14 @@ class Asking:
         assert '"hits"' in answer.text, answer.text[:300]
 
 
-async def timed(call: Callable[[], Awaitable[Any]], rounds: int) -> Times:
-    took = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        await call()
-        took.append((time.perf_counter() - began) * 1000)
-    return Times(took)
+async def each(call: Callable[[], Awaitable[Any]], rounds: int) -> Times:
+    return Times([(await timed(call))[0] for _ in range(rounds)])
 
 
 async def at_once(call: Callable[[], Awaitable[Any]], clients: int, rounds: int) -> tuple[Times, float]:
     """Latencies of so many clients that ask without a pause, and answers a second of all of them."""
     began = time.perf_counter()
-    parts = await asyncio.gather(*(timed(call, max(5, rounds // clients)) for _ in range(clients)))
+    parts = await asyncio.gather(*(each(call, max(5, rounds // clients)) for _ in range(clients)))
     seconds = time.perf_counter() - began
     values = [value for part in parts for value in part.values]
     return Times(values), len(values) / seconds
@@ -121,8 +127,8 @@ async def size(rows: int, tenants: int, directory: Path) -> list[str]:
             # turn and turn about, so that both see the same machine
             rest, mcp = [], []
             for number in range(FEW):
-                rest += (await timed(asking.search, 1)).values
-                mcp += (await timed(lambda n=number: asking.over_mcp(n), 1)).values
+                rest += (await each(asking.search, 1)).values
+                mcp += (await each(lambda n=number: asking.over_mcp(n), 1)).values
             ratio = Times(mcp).quantile(0.5) / Times(rest).quantile(0.5)
         memory = rss_mb(pid)
     return [
@@ -157,7 +163,7 @@ async def filters(rows: int, directory: Path) -> list[str]:
                 await http.post("/v1/search", json={"query": query})
             for share in SELECTIVITIES:
                 wanted = {} if share == 1 else {"source": f"share-{share:g}"}
-                lines.append(f"| {share:.2%} | {three(await timed(lambda w=wanted: asking.search(**w), FEW))} |")
+                lines.append(f"| {share:.2%} | {three(await each(lambda w=wanted: asking.search(**w), FEW))} |")
     return lines
 
 
@@ -207,8 +213,8 @@ async def operations(rows: int, directory: Path) -> list[str]:
             await table.add(pa.Table.from_pylist([row], schema=schema(settings.space)))
 
         await save()
-        found = {name: await timed(one, FEW if name != "batch of 100" else 10) for name, one in calls.items()}
-        raw = await timed(raw_add, FEW)
+        found = {name: await each(one, FEW if name != "batch of 100" else 10) for name, one in calls.items()}
+        raw = await each(raw_add, FEW)
     lines = [f"| {name} | {three(times)} |" for name, times in found.items()]
     ratio = found["save"].quantile(0.5) / raw.quantile(0.5)
     return [
@@ -251,8 +257,7 @@ def main(rows: str, write: bool) -> None:
     figures = asyncio.run(report([int(n) for n in rows.split(",")]))
     click.echo(figures)
     if write:
-        before, _, rest = README.read_text().partition(MARK)
-        README.write_text(f"{before}{MARK}\n{figures}\n{MARK}{rest.partition(MARK)[2]}")
+        into_readme(MARK, figures)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from loadtests.users.world import World
 #: A form of the page itself, as a browser sends it.
 FORM: Final = {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "same-origin"}
 HTML: Final = {"Accept": "text/html"}
-_MEMORY: Final = re.compile(r'href="(/memories/mem_\w+)"')
+MEMORY_LINK: Final = re.compile(r'href="(/memories/mem_\w+)"')
 
 
 class Reader:
@@ -33,7 +33,7 @@ class Reader:
             self._signed_in = page(answer).ok
             return
         answer = caller.call("page", next(self._pages), None, due, key="", headers=HTML, judge=page)
-        if found := _MEMORY.search(answer.text):
+        if found := MEMORY_LINK.search(answer.text):
             self._memory = found[1]
         self._signed_in = page(answer).ok
 

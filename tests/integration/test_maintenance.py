@@ -65,8 +65,8 @@ async def test_disk_use_is_bounded_under_updates(store: Store, cycles: int, upda
     Disk use between two compactions is at most
       live + updates of (the time versions are kept + one interval) x (a row + a manifest + a deletion file),
     and has no term that grows with the updates ever made. For a million updates a day at the production
-    settings (compaction each 100 fragments, versions kept 600 s: 7,000 updates' worth) that is some
-    7,100 x 14 KiB = 100 MB above the live rows.
+    settings (compaction after 300 s at the latest, versions kept 600 s: 10,500 updates' worth) that is some
+    10,500 x 18 KiB = 190 MB above the live rows; an update's share of what is gathered is in that.
     """
     ids = await store.save(*[f"memory {i} " + "x" * 500 for i in range(60)])
     maintenance = store.maintenance(retention_s=1)

@@ -19,6 +19,8 @@ from containers import build
 from containers.stack import command, model_folder
 from runbooks.world import DATA, HOST, TABLE, World
 from vm.deploys import IMAGES, git
+from warmstart.memory import MAX_BATCH
+from warmstart.store.maintenance import MAX_UNINDEXED_ROWS
 
 Fault = Callable[[World], Iterator[Mapping[str, str] | None]]
 FAULTS: Final[dict[str, Callable[[World], AbstractContextManager[Mapping[str, str] | None]]]] = {}
@@ -163,9 +165,10 @@ def roots(world: World, *folders: str) -> Iterator[None]:
 @fault("lancedb-compaction-lag")
 def _(world: World) -> Iterator[None]:
     with roots(world, "_indices"), world.client() as client:
-        for _number in range(110):
-            memory = {"content": f"One of many small writes {uuid.uuid4()}"}
-            client.post("/v1/memories", json=memory).raise_for_status()
+        # as many as make a compaction due at once
+        for _batch in range(MAX_UNINDEXED_ROWS // MAX_BATCH):
+            memories = [{"content": f"One of many writes {uuid.uuid4()}"} for _ in range(MAX_BATCH)]
+            client.post("/v1/memories/batch", json={"memories": memories}).raise_for_status()
         yield
 
 

@@ -42,5 +42,5 @@ class _Unused(MetaPathFinder, Loader):
 
 def without_remote_catalogs() -> None:
     """Before LanceDB is imported; a process that has it already keeps it as it is."""
-    if UNUSED not in sys.modules and not any(isinstance(finder, _Unused) for finder in sys.meta_path):
+    if UNUSED not in sys.modules:
         sys.meta_path.insert(0, _Unused())

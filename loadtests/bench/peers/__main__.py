@@ -28,7 +28,7 @@ import httpx
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from loadtests.bench.__main__ import README, Times, machine
+from loadtests.bench.__main__ import Times, into_readme, machine
 from loadtests.data import Generator
 from warmstart.config import DEFAULT_MODEL
 
@@ -37,7 +37,7 @@ ROOT: Final = HERE.parents[2]
 MARK: Final = "<!-- peers -->"
 START_S: Final = 120.0
 #: One whose sqlite3 loads extensions, which not every build does.
-PYTHON: Final = next((p for p in ("/usr/bin/python3",) if Path(p).exists()), sys.executable)
+PYTHON: Final = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,7 @@ def main(memories: int, searches: int, write: bool) -> None:
     figures = asyncio.run(report(memories, searches))
     click.echo(figures)
     if write:
-        before, _, rest = README.read_text().partition(MARK)
-        README.write_text(f"{before}{MARK}\n{figures}\n{MARK}{rest.partition(MARK)[2]}")
+        into_readme(MARK, figures)
 
 
 if __name__ == "__main__":
