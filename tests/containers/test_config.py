@@ -64,12 +64,12 @@ IMAGES = ("redis", "postgres", "caddy")
 
 
 def test_memory_limits_fit_the_smallest_machine_with_a_roll_out_under_way(env_file: Path) -> None:
-    """Both slots of the api are among them."""
+    """Both slots of the api are among them; a fifth is left to the system."""
     config, _ = compose_config(env_file, FILES[0])
     limits = {name: int(service["mem_limit"]) / 2**20 for name, service in config["services"].items()}
     assert limits["embeddings"] == 1024
     assert SECOND_SLOT in limits
-    assert sum(limits.values()) < 0.75 * MACHINE_MB
+    assert sum(limits.values()) < 0.8 * MACHINE_MB
 
 
 def test_the_second_slot_is_the_first_in_all_but_its_profile(env_file: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -25,6 +27,7 @@ from warmstart.migrate import Migrator, dump
 from warmstart.store import marker
 from warmstart.store import predicates as where
 from warmstart.store.bookkeeping import Bookkeeping
+from warmstart.store.maintenance import Maintenance
 from warmstart.store.reads import Reader
 from warmstart.store.schema import Row
 from warmstart.store.table import open_table
@@ -78,6 +81,37 @@ async def test_the_seeds_case_keeps_all_but_the_vectors(tmp_path: Path) -> None:
     found = await Reader(table, "tenant-1").text_matches("Brot", [where.active()], 1_000)
     wanted = [r for r in rows if r["user_id"] == "tenant-1" and not r["deleted_at"] and "Brot" in r["search_text"]]
     assert {memory_id for memory_id, _ in found} == {r["id"] for r in wanted}
+
+
+async def test_a_large_table_comes_back_in_few_files(tmp_path: Path) -> None:
+    rows = await made(tmp_path, 12_000, 1)
+    assert (await migrator(Command(tmp_path, 4)).migrate(4)).rows == 12_000
+    table = await open_table(str(tmp_path / "lancedb"), space(4, NEW))
+    state = await Maintenance(table, Writer(table, space(4, NEW)), 0, 0).state()
+    assert (state.rows, state.unindexed_rows) == (12_000, 0)
+    assert state.fragments <= 20
+    assert await contents(tmp_path / "lancedb") == migrated(rows)
+
+
+@pytest.mark.slow
+async def test_memory_grows_by_the_text_index_alone(tmp_path: Path) -> None:
+    taken = []
+    for count in (10_000, 60_000):
+        await made(tmp_path / str(count), count, 64)
+        taken.append(peak_kb(Command(tmp_path / str(count), 32)))
+    assert taken[1] - taken[0] < 50_000 * 2, taken
+
+
+def peak_kb(command: Command) -> int:
+    """Of the command's memory, until it ends well."""
+    peak = 0
+    with command.start() as process:
+        while process.poll() is None:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = max([peak, *map(int, re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE))])
+            time.sleep(0.05)
+    assert process.returncode == 0
+    return peak
 
 
 async def test_the_dump_stays_private_and_gives_every_row(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def _(world: World) -> Iterator[None]:
 
 @fault("container-memory")
 def _(world: World) -> Iterator[None]:
-    script = "import time; kept = b'x' * (260 << 20); time.sleep(3600)"
+    [worker] = [c for c in world.status()["containers"] if c["service"] == "worker"]
+    rest = int(0.95 * worker["memory_limit_bytes"] - worker["memory_bytes"])
+    script = f"import time; kept = b'x' * {rest}; time.sleep(3600)"
     world.ssh(f'docker exec --detach warmstart-worker-1 python3 -c "{script}"')
     world.until_status("it is full", lambda s: any(_share(c) > 0.9 for c in s["containers"] if c["memory_bytes"]))
     yield

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -196,9 +196,8 @@ class Migrator:
             migration, table = await self._rebuild(migration, manifest)
             statuses = await self._reset_statuses()
             migration = self._step(migration, "index")
-            retention = timedelta(seconds=self._settings.version_retention_s)
             self._progress("index", 0, 1)
-            await rebuild.index(table, retention)
+            await rebuild.index(table)
             self._progress("index", 1, 1)
             migration = self._step(migration, "verify")
             if await self._is_right(table, manifest):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -16,14 +15,19 @@ from warmstart.config import Space
 from warmstart.migrate import dump
 from warmstart.migrate.dump import KEPT, Manifest, Report, Tally
 from warmstart.store import predicates as where
+from warmstart.store.allocation import give_back
 from warmstart.store.changes import assignments
-from warmstart.store.journal import JournalWriter, Rows, merge
+from warmstart.store.journal import JournalWriter, Rows
 from warmstart.store.lock import FileLock, sync_filesystem
 from warmstart.store.maintenance import VECTOR_INDEX
 from warmstart.store.repair import has_version, mark_synced
-from warmstart.store.schema import SPACE_KEY, TABLE, Row, schema
-from warmstart.store.table import Table, translated
+from warmstart.store.schema import SPACE_KEY, TABLE, schema
+from warmstart.store.table import Table, index_configs, translated
 
+#: A table comes back in so many commits, since each leaves a file that every read opens until it is compacted;
+#: in more of them where they would be larger than this, which bounds the memory.
+_COMMITS: Final = 20
+_COMMIT_BYTES: Final = 16 << 20
 #: For the journal: no row is other than before.
 _NOTHING: Final[Rows] = {}
 
@@ -65,20 +69,26 @@ async def reload(table: Table, folder: Path, rows: int, report: Report) -> None:
     """The rows of the dump behind those that are there: only the migrator writes, in the dump's order."""
     done = await table.lance.count_rows()
     report(done, rows)
+    for commit in _commits(table.space, folder, done, max(dump.BATCH, rows // _COMMITS)):
+        with translated("reload"):
+            async with changing(table, None):
+                await table.lance.add(commit)
+        done += commit.num_rows
+        report(done, rows)
+    give_back()
+
+
+def _commits(space: Space, folder: Path, done: int, rows: int) -> Iterator[pa.Table]:
+    """The rows behind the first `done` ones, as they wait for their vectors, some `rows` of them at a time."""
+    batches: list[pa.Table] = []
     for batch in dump.rows_behind(folder, done):
         fresh = [row | {"embedding": None, "embedding_status": "queued"} for row in batch]
-        with translated("reload"):
-            async with changing(table, _owners(batch)):
-                await table.lance.add(pa.Table.from_pylist(fresh, schema=schema(table.space)))
-        done += len(batch)
-        report(done, rows)
-
-
-def _owners(rows: list[Row]) -> Rows:
-    owned: dict[str, list[str] | None] = {}
-    for row in rows:
-        merge(owned, {row["user_id"]: [row["id"]]})  # type: ignore[arg-type]
-    return owned
+        batches.append(pa.Table.from_pylist(fresh, schema=schema(space)))
+        if sum(b.num_rows for b in batches) >= rows or sum(b.nbytes for b in batches) >= _COMMIT_BYTES:
+            yield pa.concat_tables(batches)
+            batches = []
+    if batches:
+        yield pa.concat_tables(batches)
 
 
 async def reset(table: Table, target: Space) -> None:
@@ -100,19 +110,26 @@ def _unlike_queued() -> str:
     return (where.is_not_null("embedding") | where.none_of("embedding_status", ["queued"])).sql
 
 
-async def index(table: Table, retention: timedelta) -> None:
-    """One fragment instead of one a batch, and all rows folded into each index."""
-    with translated("index"):
-        async with changing(table, _NOTHING):
-            await table.lance.optimize(cleanup_older_than=retention)
+async def index(table: Table) -> None:
+    """Each index anew, over all rows; compaction is left to the worker.
+
+    The one step whose memory grows with the table: the text index is put together in memory, 1 to 1.4 KB a row.
+    """
+    for column, config in index_configs().items():
+        with translated("index"):
+            async with changing(table, _NOTHING):
+                await table.lance.create_index(column, config=config, replace=True)
+        give_back()
 
 
 async def is_whole(table: Table, manifest: Manifest, report: Report) -> bool:
     """Whether the table's rows are those of the dump, once each."""
     tally = Tally()
     with translated("verify"):
-        async for batch in await table.lance.query().select(KEPT).to_batches(max_batch_length=dump.BATCH):
-            for row in batch.to_pylist():
+        rows = await table.lance.count_rows()
+        for start in range(0, rows, dump.BATCH):  # a scan reads ahead as far as memory lets it
+            wanted = list(range(start, min(rows, start + dump.BATCH)))
+            for row in (await table.lance.take_offsets(wanted).select(KEPT).to_arrow()).to_pylist():
                 tally.add(row)
             report(tally.rows, manifest.rows)
     return (tally.rows, tally.digest) == (manifest.rows, manifest.digest)

@@ -24,8 +24,8 @@ from warmstart.store import predicates as where
 from warmstart.store.history_table import INDEXED
 from warmstart.store.maintenance import Maintenance
 from warmstart.store.repair import has_set_aside
-from warmstart.store.schema import BTREE_COLUMNS, FTS_OPTIONS, HISTORY, TABLE
-from warmstart.store.table import Table, local_directory, translated
+from warmstart.store.schema import HISTORY, TABLE
+from warmstart.store.table import Table, index_configs, local_directory, translated
 from warmstart.store.writer import Writer
 
 #: Reads that began on a version before have that long to end; their budget is 2 s.
@@ -113,9 +113,8 @@ def _indices(memories: AsyncTable, history: AsyncTable | None) -> list[Callable[
 
         return run
 
-    text = anew(memories, "search_text", FTS(**FTS_OPTIONS))
-    scalars = [anew(memories, column, BTree()) for column in BTREE_COLUMNS]
-    return [text, *scalars, *([] if history is None else [anew(history, INDEXED, BTree())])]
+    own = [anew(memories, column, config) for column, config in index_configs().items()]
+    return [*own, *([] if history is None else [anew(history, INDEXED, BTree())])]
 
 
 def _times(directory: Path | None) -> list[float]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import structlog
 from lancedb.index import IvfSq
 
+from warmstart.store.allocation import give_back
 from warmstart.store.reads import Inspector
 from warmstart.store.repair import has_set_aside
 from warmstart.store.schema import TABLE, TEXT_INDEX
@@ -82,6 +83,7 @@ class Maintenance:
             started = time.perf_counter()
             await self._lance.optimize(cleanup_older_than=self._retention)
             await self._optimize_history()
+            give_back()
             return time.perf_counter() - started
 
         return await self._writer.change(run, {})

@@ -179,13 +179,16 @@ async def open_read_only(uri: str) -> Table:
     return Table(uri, connection, lance, FileLock(directory), space, [])
 
 
+def index_configs() -> dict[str, BTree | FTS]:
+    """Of each column that has an index from the first row on."""
+    return {column: BTree() for column in BTREE_COLUMNS} | {"search_text": FTS(**FTS_OPTIONS)}
+
+
 async def _ensure_indices(lance: AsyncTable) -> None:
     have = {tuple(i.columns) for i in await lance.list_indices()}
-    for column in BTREE_COLUMNS:
+    for column, config in index_configs().items():
         if (column,) not in have:
-            await lance.create_index(column, config=BTree())
-    if ("search_text",) not in have:
-        await lance.create_index("search_text", config=FTS(**FTS_OPTIONS))
+            await lance.create_index(column, config=config)
 
 
 @contextlib.contextmanager
