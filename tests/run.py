@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-#: No tests of pytest's.
-LOAD: Final = "load"
+#: No tests of pytest's: they measure, judge, and try again by themselves.
+MEASURED: Final = {"load": ("loadtests", "gate"), "bench": ("loadtests.bench", "--check")}
 #: Longest time of a tier without the slow tests, several times what it takes; a hang ends with a stack for each thread.
-TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "browser": 600, "containers": 900, "vm": 900, LOAD: 900}
+TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "browser": 600, "containers": 900, "vm": 900, "load": 900, "bench": 300}
 #: Tiers whose tests wait as much as they compute and share nothing: two processes, each with whole modules of them.
 SHARED_OUT: Final = ("unit", "integration")
 PROCESSES: Final = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
@@ -83,13 +83,13 @@ def no_machine() -> str:
 
 
 def not_asked_for() -> str:
-    return "it measures: name it, where nothing else runs (make loadtest-gate)"
+    return "it measures: name it, where nothing else runs (make loadtest-gate, make bench)"
 
 
 #: Tests that not every machine can run: their marker, and what is lacking here, in a few words.
 LACKING: Final[dict[str, Callable[[], str]]] = {
     "services": no_redis, "root": not_root, "browser": no_browser, "containers": no_engine, "vm": no_machine,
-    LOAD: not_asked_for,
+    **dict.fromkeys(MEASURED, not_asked_for),
 }  # fmt: skip
 #: A tier that is left out as a whole where its part is lacking.
 WHOLE: Final = frozenset({"browser"})
@@ -141,18 +141,16 @@ class Runner:
             failed, note = 1, note or f"pytest ended with {status}"
         self.outcomes.append(Outcome(name, passed, failed, time.monotonic() - began, note))
 
-    def load(self, *, named: bool) -> None:
-        """The gate of the load tests, which judges by itself and tries again by itself."""
-        if not named and LOAD not in self._required:
-            self._not_run(LOAD, f"{LOAD}: {LACKING[LOAD]()}")
+    def measured(self, name: str, *, named: bool) -> None:
+        if not named and name not in self._required:
+            self._not_run(name, f"{name}: {LACKING[name]()}")
             return
-        print(f"\n== {LOAD}", flush=True)
+        print(f"\n== {name}", flush=True)
         began = time.monotonic()
-        status, note = _waited(
-            subprocess.Popen([sys.executable, "-m", "loadtests", "gate"], cwd=ROOT), TIER_LIMITS_S[LOAD]
-        )
+        process = subprocess.Popen([sys.executable, "-m", *MEASURED[name]], cwd=ROOT)
+        status, note = _waited(process, TIER_LIMITS_S[name])
         passed = status == 0 and not note
-        self.outcomes.append(Outcome(LOAD, int(passed), int(not passed), time.monotonic() - began, note))
+        self.outcomes.append(Outcome(name, int(passed), int(not passed), time.monotonic() - began, note))
 
     def _ready(self, name: str) -> bool:
         if name in self._required:
@@ -232,8 +230,8 @@ def main(arguments: Sequence[str]) -> int:
         subprocess.run([sys.executable, "-m", "coverage", "erase"], cwd=ROOT, check=True)
     runner.leave_out_what_is_lacking()
     for name in options.tiers or TIER_LIMITS_S:
-        if name == LOAD:
-            runner.load(named=LOAD in options.tiers)
+        if name in MEASURED:
+            runner.measured(name, named=name in options.tiers)
         else:
             runner.tier(name)
     if options.coverage:
