@@ -1,4 +1,5 @@
-"""The main job on real input: save the notes and ask the questions through an MCP client; hybrid beside each arm.
+"""The main job on real input: save the notes and ask the questions through an MCP client; hybrid beside each arm,
+and beside the rung of the ladder that is left when the query gets no vector.
 
     python -m loadtests.quality [--json] [--misses]
 
@@ -11,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,9 @@ from warmstart.worker import Worker
 
 HERE = Path(__file__).parent
 SETS = {"everyday": "queries-everyday.jsonl", "hard": "queries.jsonl"}
-ARMS = ("hybrid", "vector", "text")
+ARMS = ("hybrid", "keyword", "vector", "text")
 DEPTHS = (1, 5, 10)
+DEPTH = max(DEPTHS)
 EXTRA = ("key", "lang")
 #: What is found is measured here, not how soon: a busy machine must not take an arm away.
 PATIENT = {
@@ -116,20 +118,28 @@ async def ask(client: Client, runtime: Runtime, tenant: str, query: dict[str, An
     text = "".join(part.text for part in found.content if part.type == "text")
     asked.tokens = len(bpe_openai.get_encoding("o200k_base").encode_ordinary(text))
     asked.ranks["hybrid"] = rank([h["id"] for h in found.structured_content["hits"]], query, keys)
-    for arm, ids in (await arms_alone(runtime, tenant, SearchRequest(query=query["query"]))).items():
+    for arm, ids in (await beside(runtime, tenant, SearchRequest(query=query["query"]))).items():
         asked.ranks[arm] = rank(ids, query, keys)
     return asked
 
 
-async def arms_alone(runtime: Runtime, tenant: str, request: SearchRequest) -> dict[str, list[str]]:
-    """The ids each arm finds without the other: LanceDB's BM25, and plain cosine."""
+async def beside(runtime: Runtime, tenant: str, request: SearchRequest) -> dict[str, list[str]]:
+    """The ids that each arm finds without the other: LanceDB's BM25, and plain cosine; and those of the rung
+    `keyword`, which is our search when the query's vector is late."""
     search, reader, depth = runtime.search, Reader(runtime.table, tenant), runtime.settings.fetch_depth
+    budget = Budget.of(runtime.settings)
     filters = filters_of(request)
     words = await search._words(tenant, request.query)
     text = await reader.text_arm(words, filters, depth) if words else []
-    values = await runtime.embedder.embed_query(request.query, Budget.of(runtime.settings).embedding)
+    values = await runtime.embedder.embed_query(request.query, budget.embedding)
     vector = await reader.vector_arm(values, filters, depth, exact=True)
-    return {"text": [c.id for c in text], "vector": [c.id for c in vector]}
+    lower = await search.run(tenant, request, replace(budget, embedding=0.0))
+    assert lower.mode in ("keyword", "scan"), lower.mode
+    return {
+        "keyword": [one.id for one in lower.ranked],
+        "vector": [c.id for c in vector],
+        "text": [c.id for c in text],
+    }
 
 
 def rank(ids: Sequence[str], query: dict[str, Any], keys: dict[str, str]) -> int | None:
@@ -138,63 +148,87 @@ def rank(ids: Sequence[str], query: dict[str, Any], keys: dict[str, str]) -> int
 
 
 def hit(asked: Sequence[Asked], arm: str, depth: int) -> float:
+    """The share of questions whose answer is among the first `depth`: recall, since each has one answer."""
     return sum((r := a.ranks[arm]) is not None and r <= depth for a in asked) / len(asked)
 
 
+def mrr(asked: Sequence[Asked], arm: str) -> float:
+    """Mean of 1/rank within the first ten."""
+    return sum(1 / r for a in asked if (r := a.ranks[arm]) and r <= DEPTH) / len(asked)
+
+
+def ndcg(asked: Sequence[Asked], arm: str) -> float:
+    """nDCG@10 where each question has one answer."""
+    return sum(1 / math.log2(1 + r) for a in asked if (r := a.ranks[arm]) and r <= DEPTH) / len(asked)
+
+
+def figures(asked: Sequence[Asked]) -> dict[str, dict[str, float]]:
+    """By arm, by measure."""
+    return {
+        arm: {f"recall@{d}": hit(asked, arm, d) for d in DEPTHS} | {"MRR": mrr(asked, arm), "nDCG@10": ndcg(asked, arm)}
+        for arm in ARMS
+    }
+
+
 def report(results: dict[str, list[Asked]]) -> str:
-    """A markdown table of hit@k, by set and by kind of question."""
-    rows = ["| questions | n | arm | hit@1 | hit@5 | hit@10 |", "|---|---|---|---|---|---|"]
+    """A markdown table, by set and by kind of question."""
+    rows = ["| questions | n | arm | recall@1 | @5 | @10 | MRR | nDCG@10 |", "|---|---|---|---|---|---|---|---|"]
     for name, asked in results.items():
         kinds = sorted({a.query["kind"] for a in asked})
-        for label, some in [
-            (name, asked),
-            *((f"{name}: {k}", [a for a in asked if a.query["kind"] == k]) for k in kinds),
-        ]:
-            for arm in ARMS:
-                figures = " | ".join(f"{hit(some, arm, d):.3f}" for d in DEPTHS)
-                rows.append(f"| {label} | {len(some)} | {arm} | {figures} |")
+        more = [] if len(kinds) < 2 else [(f"{name}: {k}", [a for a in asked if a.query["kind"] == k]) for k in kinds]
+        for label, some in [(name, asked), *more]:
+            for arm, measured in figures(some).items():
+                shown = " | ".join(f"{value:.3f}" for value in measured.values())
+                rows.append(f"| {label} | {len(some)} | {arm} | {shown} |")
     every = [a for asked in results.values() for a in asked]
     costs = sorted(a.tokens for a in every)
     rows += ["", f"Tokens a search (o200k, text form, 10 hits): median {costs[len(costs) // 2]}, most {costs[-1]}."]
     return "\n".join(rows)
 
 
+def as_json(results: dict[str, list[Asked]]) -> str:
+    tokens = {name: sum(a.tokens for a in asked) / len(asked) for name, asked in results.items()}
+    return json.dumps({"figures": {name: figures(asked) for name, asked in results.items()}, "tokens_a_search": tokens})
+
+
+async def answers(sets: Mapping[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, list[Asked]]:
+    """Each set's memories in a service of their own, and what becomes of its questions."""
+    found = {}
+    for name, (memories, questions) in sets.items():
+        with tempfile.TemporaryDirectory() as directory:
+            os.chmod(directory, 0o711)  # the embedded Postgres may run as another user
+            async with service(Path(directory) / "home") as (runtime, url, key), mcp_client(url, key) as client:
+                tenant = (await runtime.keys.identify(key)).user_id
+                keys = await save_notes(client, memories)
+                while (await runtime.service(tenant).health()).queued:
+                    await asyncio.sleep(0.2)
+                found[name] = [await ask(client, runtime, tenant, question, keys) for question in questions]
+    return found
+
+
 async def run() -> dict[str, list[Asked]]:
     notes = lines("notes.jsonl")
-    with tempfile.TemporaryDirectory() as directory:
-        os.chmod(directory, 0o711)  # the embedded Postgres may run as another user
-        async with service(Path(directory) / "home") as (runtime, url, key), mcp_client(url, key) as client:
-            tenant = (await runtime.keys.identify(key)).user_id
-            keys = await save_notes(client, notes)
-            while (await runtime.service(tenant).health()).queued:
-                await asyncio.sleep(0.2)
-            return {
-                name: [await ask(client, runtime, tenant, query, keys) for query in lines(file)]
-                for name, file in SETS.items()
-            }
+    return await answers({name: (notes, lines(file)) for name, file in SETS.items()})
+
+
+def show(results: dict[str, list[Asked]], *, program: bool, misses: bool) -> None:
+    if program:
+        print(as_json(results))
+        return
+    print(report(results))
+    for name, asked in results.items() if misses else ():
+        for a in asked:
+            if (a.ranks["hybrid"] or 99) > 5:
+                print(f"{name} {a.ranks} {a.query['query']!r} → {a.query['answer']}")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--json", "program", is_flag=True, help="The figures as one JSON object.")
 @click.option("--misses", is_flag=True, help="List the questions whose answer is not among the first five.")
-def main(as_json: bool, misses: bool) -> None:
+def main(program: bool, misses: bool) -> None:
     """Measure retrieval on the notes of this folder."""
     configure("warning", "console")
-    results = asyncio.run(run())
-    if as_json:
-        figures = {
-            name: {arm: {f"hit@{d}": round(hit(asked, arm, d), 4) for d in DEPTHS} for arm in ARMS}
-            for name, asked in results.items()
-        }
-        tokens = {name: sum(a.tokens for a in asked) / len(asked) for name, asked in results.items()}
-        print(json.dumps({"figures": figures, "tokens_a_search": tokens}))
-        return
-    print(report(results))
-    if misses:
-        for name, asked in results.items():
-            for a in asked:
-                if (a.ranks["hybrid"] or 99) > 5:
-                    print(f"{name} {a.ranks} {a.query['query']!r} → {a.query['answer']}", file=sys.stdout)
+    show(asyncio.run(run()), program=program, misses=misses)
 
 
 if __name__ == "__main__":

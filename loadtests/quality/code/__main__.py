@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import click
 
-from loadtests.quality.__main__ import ARMS, DEPTHS, Asked, arms_alone, hit, service
+from loadtests.quality.__main__ import ARMS, DEPTHS, Asked, beside, hit, service
 from warmstart.client import MemoryClient
 from warmstart.errors import AuthUnavailable
 from warmstart.indexer.files import look
@@ -137,7 +137,7 @@ async def ask(client: MemoryClient, runtime: Runtime, tenant: str, question: dic
     request = SearchRequest(query=question["question"], namespace=f"code-{question['package']}", limit=max(DEPTHS))
     found = await client.search(request)
     assert not found.degraded, found.degraded
-    ids = await arms_alone(runtime, tenant, request) | {"hybrid": [memory.id for memory in found.hits]}
+    ids = await beside(runtime, tenant, request) | {"hybrid": [memory.id for memory in found.hits]}
     for arm in ARMS:
         rows = [await client.get(memory_id) for memory_id in ids[arm][: max(DEPTHS)]]
         places = [f"{row.metadata['path']} {row.metadata['name']}" for row in rows]
