@@ -113,28 +113,28 @@ async def save_notes(client: Client, notes: Sequence[dict[str, Any]]) -> dict[st
 
 async def ask(client: Client, runtime: Runtime, tenant: str, query: dict[str, Any], keys: dict[str, str]) -> Asked:
     asked = Asked(query)
+    for arm, ids in (await beside(runtime, tenant, SearchRequest(query=query["query"]))).items():
+        asked.ranks[arm] = rank(ids, query, keys)
     found = await client.call_tool("memory_search", {"query": query["query"]})
     assert found.structured_content is not None, found
     text = "".join(part.text for part in found.content if part.type == "text")
     asked.tokens = len(bpe_openai.get_encoding("o200k_base").encode_ordinary(text))
     asked.ranks["hybrid"] = rank([h["id"] for h in found.structured_content["hits"]], query, keys)
-    for arm, ids in (await beside(runtime, tenant, SearchRequest(query=query["query"]))).items():
-        asked.ranks[arm] = rank(ids, query, keys)
     return asked
 
 
 async def beside(runtime: Runtime, tenant: str, request: SearchRequest) -> dict[str, list[str]]:
     """The ids that each arm finds without the other: LanceDB's BM25, and plain cosine; and those of the rung
-    `keyword`, which is our search when the query's vector is late."""
+    `keyword`, which is our search when the query's vector is late; asked for first, while no cache has it."""
     search, reader, depth = runtime.search, Reader(runtime.table, tenant), runtime.settings.fetch_depth
     budget = Budget.of(runtime.settings)
+    lower = await search.run(tenant, request, replace(budget, embedding=0.0))
+    assert lower.mode in ("keyword", "scan"), lower.mode
     filters = filters_of(request)
     words = await search._words(tenant, request.query)
     text = await reader.text_arm(words, filters, depth) if words else []
     values = await runtime.embedder.embed_query(request.query, budget.embedding)
     vector = await reader.vector_arm(values, filters, depth, exact=True)
-    lower = await search.run(tenant, request, replace(budget, embedding=0.0))
-    assert lower.mode in ("keyword", "scan"), lower.mode
     return {
         "keyword": [one.id for one in lower.ranked],
         "vector": [c.id for c in vector],
@@ -227,7 +227,7 @@ def show(results: dict[str, list[Asked]], *, program: bool, misses: bool) -> Non
 @click.option("--misses", is_flag=True, help="List the questions whose answer is not among the first five.")
 def main(program: bool, misses: bool) -> None:
     """Measure retrieval on the notes of this folder."""
-    configure("warning", "console")
+    configure("error", "console")
     show(asyncio.run(run()), program=program, misses=misses)
 
 

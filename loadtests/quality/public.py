@@ -105,7 +105,7 @@ def _set(pairs: list[tuple[str, str]], kind: str, first: int = 0) -> Set:
 @click.option("--misses", is_flag=True, help="List the questions whose answer is not among the first five.")
 def main(program: bool, misses: bool) -> None:
     """Measure retrieval on public texts."""
-    configure("warning", "console")
+    configure("error", "console")
     with tempfile.TemporaryDirectory() as folder:
         sets = {"docstrings": docstrings(), "translations": translations(Path(folder))}
     show(asyncio.run(answers(sets)), program=program, misses=misses)

@@ -135,9 +135,10 @@ async def measure(root: Path, name: str, url: str, key: str, vectors: Waiting) -
 async def ask(client: MemoryClient, runtime: Runtime, tenant: str, question: dict[str, Any]) -> Asked:
     asked = Asked(question | {"kind": question["package"]})
     request = SearchRequest(query=question["question"], namespace=f"code-{question['package']}", limit=max(DEPTHS))
+    ids = await beside(runtime, tenant, request)
     found = await client.search(request)
     assert not found.degraded, found.degraded
-    ids = await beside(runtime, tenant, request) | {"hybrid": [memory.id for memory in found.hits]}
+    ids["hybrid"] = [memory.id for memory in found.hits]
     for arm in ARMS:
         rows = [await client.get(memory_id) for memory_id in ids[arm][: max(DEPTHS)]]
         places = [f"{row.metadata['path']} {row.metadata['name']}" for row in rows]
