@@ -48,6 +48,7 @@ bench: $(VENV)/.installed-dev ## measure speed and memory against raw LanceDB; t
 
 quality: $(VENV)/.installed-dev ## measure what search finds against each arm alone, and when prompts get a block; takes minutes
 	$(PY) -m loadtests.quality
+	$(PY) -m loadtests.quality.public
 	$(PY) -m loadtests.quality.silence
 
 quality-code: $(VENV)/.installed-dev ## measure the indexer on three packages it fetches; takes minutes

@@ -25,7 +25,15 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 #: No tests of pytest's: they measure, judge, and try again by themselves.
 MEASURED: Final = {"load": ("loadtests", "gate"), "bench": ("loadtests.bench", "--check")}
 #: Longest time of a tier without the slow tests, several times what it takes; a hang ends with a stack for each thread.
-TIER_LIMITS_S: Final = {"unit": 300, "integration": 900, "browser": 600, "containers": 900, "vm": 900, "load": 900, "bench": 300}
+TIER_LIMITS_S: Final = {
+    "unit": 300,
+    "integration": 900,
+    "browser": 600,
+    "containers": 900,
+    "vm": 900,
+    "load": 900,
+    "bench": 300,
+}
 #: Tiers whose tests wait as much as they compute and share nothing: two processes, each with whole modules of them.
 SHARED_OUT: Final = ("unit", "integration")
 PROCESSES: Final = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from warmstart.allocation import limit_malloc_arenas, limit_read_ahead
 from warmstart.cli import output
 from warmstart.cli.progress import Progress
-from warmstart.cli.serve import limit_malloc_arenas
 from warmstart.config import Settings, Space, load
 from warmstart.home import Home, refuse_root
 
@@ -46,6 +46,7 @@ def dimension(to: int | None, only_plan: bool, rollback: bool, allow_root: bool,
         raise click.UsageError("say either --to N (with --plan or without) or --rollback")
     output.log_quietly()
     limit_malloc_arenas()
+    limit_read_ahead()
     settings = load()
     refuse_root(allow_root)
     Home(settings.warmstart_home).check_version()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import secrets
 import signal
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from warmstart import __version__, logs
+from warmstart.allocation import limit_malloc_arenas
 from warmstart.cli import announce
 from warmstart.config import SECRETS, Settings, load
 from warmstart.errors import BookkeepingUnavailable
@@ -35,7 +35,6 @@ SECOND_SIGNAL_S: Final = 1.0
 #: For a first connection to Postgres on a machine that is busy.
 FIRST_START_S: Final = 30.0
 BACKLOG: Final = 2048
-_M_ARENA_MAX: Final = -8
 FIRST_KEY: Final = "first"
 
 
@@ -70,13 +69,6 @@ def serve(
             configure_logs(settings, home if background else None)
             options = Options(url, embedded, embedded and not no_worker, idle_exit, background)
             asyncio.run(Service(settings, home, listener, options).run())
-
-
-def limit_malloc_arenas() -> None:
-    """glibc gives each of the engine's threads an arena of its own and returns none: some 100 MB for nothing."""
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def is_embedded(settings: Settings) -> bool:

@@ -8,7 +8,8 @@ import signal
 import click
 from pydantic import SecretStr
 
-from warmstart.cli.serve import configure_logs, is_embedded, limit_malloc_arenas
+from warmstart.allocation import limit_malloc_arenas, limit_read_ahead
+from warmstart.cli.serve import configure_logs, is_embedded
 from warmstart.config import Settings, load
 from warmstart.home import refuse_root
 
@@ -23,6 +24,7 @@ def worker(retry_failed: bool, allow_root: bool) -> None:
     With DATABASE_URL it answers /healthz and /metrics on HOST and PORT.
     """
     limit_malloc_arenas()
+    limit_read_ahead()
     settings = load()
     refuse_root(allow_root)
     configure_logs(settings)

@@ -11,11 +11,11 @@ from typing import Final
 import lancedb
 import pyarrow as pa
 
+from warmstart.allocation import give_back
 from warmstart.config import Space
 from warmstart.migrate import dump
 from warmstart.migrate.dump import KEPT, Manifest, Report, Tally
 from warmstart.store import predicates as where
-from warmstart.store.allocation import give_back
 from warmstart.store.changes import assignments
 from warmstart.store.journal import JournalWriter, Rows
 from warmstart.store.lock import FileLock, sync_filesystem

@@ -10,7 +10,7 @@ from typing import Any, Final
 import structlog
 from lancedb.index import IvfSq
 
-from warmstart.store.allocation import give_back
+from warmstart.allocation import give_back
 from warmstart.store.reads import Inspector
 from warmstart.store.repair import has_set_aside
 from warmstart.store.schema import TABLE, TEXT_INDEX
