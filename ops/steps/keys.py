@@ -35,4 +35,5 @@ def apply(deploy: Deploy) -> None:
             raise Refused([f"no key could be made: {made.last_error}"])
         deploy.notes.append(LINES.format(key=made.out.strip(), url=deploy.target.url))
 
-    python.call(name="make the first API key", function=make)
+    unknown = "" if found.ok else ", where there is none yet"
+    python.call(name=f"make the first API key{unknown}", function=make)

@@ -31,6 +31,8 @@ class Wanted:
             return "another image"
         if found.config_hash != self.config_hash:
             return "other settings"
+        if found.detached:
+            return "on no network"
         return "" if found.running else f"{found.state}, exit code {found.exit_code}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import socket
 import ssl
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .changes import missing, newest
+from .disks import disks
 from .secrets import read
 from .stack import Stack, VmError
 
@@ -29,7 +29,6 @@ FILE: Final = "host.txt"
 SINCE_FILE: Final = "watched-since"
 TLS_TIMEOUT_S: Final = 5.0
 DOCKER_TIMEOUT_S: Final = 20.0
-DOCKER_DATA: Final = Path("var/lib/docker")
 
 _UNITS: Final = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -83,7 +82,7 @@ def _labels(labels: Labels) -> str:
 
 
 def collect(stack: Stack) -> list[Sample]:
-    parts: list[Callable[[Stack], Iterator[Sample]]] = [disks, containers, results, certificate, deploy_lock]
+    parts: list[Callable[[Stack], Iterator[Sample]]] = [space, containers, results, certificate, deploy_lock]
     samples: list[Sample] = []
     broken = []
     for part in parts:
@@ -102,14 +101,10 @@ def collect(stack: Stack) -> list[Sample]:
 # -- disk
 
 
-def disks(stack: Stack) -> Iterator[Sample]:
-    """Of the system, and of Docker's folder, which may be a disk of its own."""
-    for mount, path in (("root", stack.root), ("docker", stack.root / DOCKER_DATA)):
-        if path.exists():
-            usage = shutil.disk_usage(path)
-            yield "warmstart_host_disk_size_bytes", "Size of the file system.", {"mount": mount}, usage.total
-            # what programs that aren't root's can still write
-            yield "warmstart_host_disk_free_bytes", "Space that is left on it.", {"mount": mount}, usage.free
+def space(stack: Stack) -> Iterator[Sample]:
+    for disk in disks(stack):
+        yield "warmstart_host_disk_size_bytes", "Size of the file system.", {"mount": disk.mount}, disk.size
+        yield "warmstart_host_disk_free_bytes", "Space that is left on it.", {"mount": disk.mount}, disk.free
 
 
 # -- containers

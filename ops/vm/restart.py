@@ -30,10 +30,10 @@ def _restart(args: argparse.Namespace) -> int:
         raise Refused(f"there is no service {args.service!r}; there are {', '.join(sorted(known))}")
     with stack.lock("restart"), phase(name) as done:
         found = stack.container(args.service)
-        if found is None:
-            up = ("up", "--detach", "--no-deps", "--no-build", "--pull", "never")
+        if found is None or found.detached:
+            up = ("up", "--detach", "--no-deps", "--no-build", "--pull", "never", "--force-recreate")
             stack.run(stack.compose(release, *up, name))
-            done.append("made")
+            done.append("made" if found is None else "made anew")
         else:
             if found.state == "paused":
                 stack.run(["docker", "unpause", found.id])

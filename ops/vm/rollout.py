@@ -218,6 +218,8 @@ class RollOut:
             return []
         self.signals.check()
         up = ("up", "--detach", "--no-deps", "--no-build", "--pull", "never")
+        if detached := [name for name in changes if (there := before.get(name)) and there.detached]:
+            self.stack.run(self.stack.compose(release, *up, "--force-recreate", *detached))
         self.stack.run(self.stack.compose(release, *up, *changes))
         after = newest(self.stack.containers())
         done = []

@@ -95,6 +95,11 @@ class Container:
     def running(self) -> bool:
         return self.state == "running"
 
+    @property
+    def detached(self) -> bool:
+        """It runs, well by its own account, where nobody reaches it. Compose sees no difference."""
+        return self.running and not self.addresses
+
     @classmethod
     def of(cls, found: Mapping[str, Any], project: str) -> Container:
         """From what `docker inspect` says."""

@@ -6,13 +6,13 @@ import argparse
 import http.client
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from .changes import missing, newest
+from .disks import fullest
 from .gate import API_PORT
 from .metrics import memory, shown_certificate, validity
 from .secrets import read
@@ -83,7 +83,10 @@ def faults(found: Mapping[str, Any]) -> list[str]:
         # without docker nothing else can be asked
         return [*wrong, "docker does not answer"]
     wrong += [f"{c['service']} is {_state(c)}" for c in listed if c["state"] != "running"]
+    wrong += [f"{c['service']} is on no network" for c in listed if c["detached"]]
     wrong += [f"{c['service']} is unhealthy" for c in listed if c["health"] == "unhealthy" and c["state"] == "running"]
+    if found["disk"].get("full"):
+        wrong.append(f"the disk is full ({found['disk']['mount']})")
     if ready.get("status") != "ok":
         degraded = ready.get("degraded") or {}
         wrong.append(f"the api goes without {', '.join(degraded)}" if degraded else "the api does not answer")
@@ -134,7 +137,7 @@ def _container(found: Container, used: float | None, limit: float | None) -> dic
     return {
         "service": found.service, "state": found.state, "health": found.health, "restarts": found.restarts,
         "exit_code": found.exit_code, "started_at": found.started_at, "release": found.release,
-        "memory_bytes": used, "memory_limit_bytes": limit,
+        "memory_bytes": used, "memory_limit_bytes": limit, "detached": found.detached,
     }  # fmt: skip
 
 
@@ -179,9 +182,10 @@ def certificate(stack: Stack) -> dict[str, Any]:
     return {"name": name, "until": datetime.fromtimestamp(until, UTC).isoformat(timespec="seconds")}
 
 
-def disk(stack: Stack) -> dict[str, int]:
-    usage = shutil.disk_usage(stack.root)
-    return {"size_bytes": usage.total, "free_bytes": usage.free}
+def disk(stack: Stack) -> dict[str, Any]:
+    """The fullest of those that are written to."""
+    found = fullest(stack)
+    return {"mount": found.mount, "size_bytes": found.size, "free_bytes": found.free, "full": found.is_full}
 
 
 def lock(stack: Stack) -> dict[str, Any] | None:
@@ -287,7 +291,7 @@ def _result(part: Any, now: float) -> str:
 def _disk(part: Any) -> str:
     if text := _error(part):
         return text
-    return f"{part['free_bytes'] / 1e9:.1f} GB free of {part['size_bytes'] / 1e9:.1f} GB"
+    return f"{part['free_bytes'] / 1e9:.1f} GB free of {part['size_bytes'] / 1e9:.1f} GB ({part['mount']})"
 
 
 def _lock(part: Any, now: float) -> str:

@@ -113,7 +113,7 @@ def _unlike_queued() -> str:
 async def index(table: Table) -> None:
     """Each index anew, over all rows; compaction is left to the worker.
 
-    The one step whose memory grows with the table: the text index is put together in memory, 1 to 1.4 KB a row.
+    The one step whose memory grows with the table: the text index is put together in memory, 1 to 1.7 KB a row.
     """
     for column, config in index_configs().items():
         with translated("index"):

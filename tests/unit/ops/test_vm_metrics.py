@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from ops.vm import metrics
+from ops.vm import disks, metrics
 from ops.vm.__main__ import main
 from tests.unit.ops.machine import CONTAINERS, Machine, certificate, default_validity, machine, record
 
@@ -70,7 +70,7 @@ def test_with_nothing_running_docker_is_not_asked_for_its_memory(made: Machine) 
 
 def test_disks_are_those_of_the_system_and_of_dockers_folder(made: Machine) -> None:
     assert 'warmstart_host_disk_free_bytes{mount="docker"}' not in figures(made)
-    (made.root / metrics.DOCKER_DATA).mkdir(parents=True)
+    (made.root / disks.DOCKER_DATA).mkdir(parents=True)
     found = figures(made)
     for mount in ("root", "docker"):
         free, size = (found[f'warmstart_host_disk_{kind}_bytes{{mount="{mount}"}}'] for kind in ("free", "size"))

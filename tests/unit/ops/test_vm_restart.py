@@ -43,8 +43,9 @@ class Recorded(Stack):
         return "its last words\n"
 
 
-def container(service: str, state: str = "running", restarts: int = 0) -> Container:
-    return Container(f"{service}-id", service, service, state, "", 1, restarts, "", "", "", "", {})
+def container(service: str, state: str = "running", restarts: int = 0, *, detached: bool = False) -> Container:
+    addresses = {} if detached else {"backend": "172.30.84.3"}
+    return Container(f"{service}-id", service, service, state, "", 1, restarts, "", "", "", "", addresses)
 
 
 @pytest.fixture
@@ -55,6 +56,18 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
         restart, "wanted", lambda stack, release: dict.fromkeys(("api", "api-b", "worker"), Wanted("", ""))
     )
     return made
+
+
+def test_a_deploy_sees_that_one_runs_on_no_network() -> None:
+    assert Wanted("", "").difference(container("worker", detached=True)) == "on no network"
+    assert not Wanted("", "").difference(container("worker"))
+
+
+def test_one_that_runs_on_no_network_is_made_anew(stack: Recorded) -> None:
+    """A start alone would leave it there, and Compose sees no difference."""
+    stack.found.append(container("worker", detached=True))
+    assert main(["restart", "worker"]) == 0
+    assert [words for words in stack.told if " up " in words and words.endswith("--force-recreate worker")]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +89,7 @@ def test_a_container_starts_anew_also_one_that_hangs(
 
 def test_a_missing_one_is_made(stack: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restart", "worker"]) == 0
-    assert stack.told[-1].endswith("up --detach --no-deps --no-build --pull never worker")
+    assert stack.told[-1].endswith("up --detach --no-deps --no-build --pull never --force-recreate worker")
     assert "worker: made" in capsys.readouterr().out
 
 

@@ -20,7 +20,7 @@ def container(service: str, **other: Any) -> dict[str, Any]:
     return {
         "service": service, "state": "running", "health": "healthy", "restarts": 0, "exit_code": 0,
         "started_at": "2027-01-15T07:00:00.123456789Z", "release": "2027-a",
-        "memory_bytes": 100 * 2**20, "memory_limit_bytes": 512 * 2**20, **other,
+        "memory_bytes": 100 * 2**20, "memory_limit_bytes": 512 * 2**20, "detached": False, **other,
     }  # fmt: skip
 
 
@@ -35,7 +35,7 @@ GOOD: dict[str, Any] = {
     "backup": {"ok": True, "at": AT, "seconds": 4.2},
     "drill": None,
     "certificate": {"name": "memory.example.com", "until": "2027-03-15T08:00:00+00:00"},
-    "disk": {"size_bytes": 20e9, "free_bytes": 8e9},
+    "disk": {"mount": "root", "size_bytes": 20e9, "free_bytes": 8e9, "full": False},
     "lock": None,
 }
 
@@ -48,7 +48,7 @@ def test_a_machine_that_is_well() -> None:
         "queue        empty",
         "backup       ok, 60 min ago, in 4 s", "drill        none yet",
         "memory.example.com, good for 59 d",
-        "memory       no container is near its limit", "8.0 GB free of 20.0 GB", "nobody deploys",
+        "memory       no container is near its limit", "8.0 GB free of 20.0 GB (root)", "nobody deploys",
         "api      running  healthy  60 min  0         100 of 512 MB  2027-a",
     ):  # fmt: skip
         assert words in text
@@ -89,6 +89,8 @@ def test_a_machine_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
         ({"containers": [container("api", state="restarting")]}, "api is restarting"),
         ({"containers": [container("api", state="exited", exit_code=137)]}, "api is exited (137)"),
         ({"containers": [container("api", health="unhealthy")]}, "api is unhealthy"),
+        ({"containers": [container("api", detached=True)]}, "api is on no network"),
+        ({"disk": {**GOOD["disk"], "mount": "memories", "full": True}}, "the disk is full (memories)"),
     ],
 )
 def test_what_is_wrong_is_said_first(change: dict[str, Any], fault: str) -> None:
