@@ -26,8 +26,8 @@ restart: $(VENV)/.installed-ops ## start a container anew, and wait until it is 
 ssh: $(VENV)/.installed-ops ## a shell on the VM
 	@$(OPS) ssh
 
-exec: $(VENV)/.installed-ops ## a command on the VM (CMD="df -h")
-	@$(OPS) exec -- $(CMD)
+exec: $(VENV)/.installed-ops ## a line for the VM's shell (CMD="df -h | tail -1")
+	@$(OPS) exec -- sh -c "$$CMD"
 
 warmstart: $(VENV)/.installed-ops ## a command of the memory's program on the VM (ARGS="tenants list")
 	@$(OPS) warmstart $(ARGS)

@@ -90,6 +90,9 @@ def faults(found: Mapping[str, Any]) -> list[str]:
     if ready.get("status") != "ok":
         degraded = ready.get("degraded") or {}
         wrong.append(f"the api goes without {', '.join(degraded)}" if degraded else "the api does not answer")
+    if not wrong and "error" in (found["certificate"] or {}):
+        # all runs, and nobody gets to it
+        wrong.append("https does not answer")
     return wrong
 
 

@@ -90,6 +90,7 @@ def test_a_machine_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
         ({"containers": [container("api", state="exited", exit_code=137)]}, "api is exited (137)"),
         ({"containers": [container("api", health="unhealthy")]}, "api is unhealthy"),
         ({"containers": [container("api", detached=True)]}, "api is on no network"),
+        ({"certificate": {"error": "timed out"}}, "https does not answer"),
         ({"disk": {**GOOD["disk"], "mount": "memories", "full": True}}, "the disk is full (memories)"),
     ],
 )
