@@ -44,7 +44,8 @@ SERVICES = {
 }
 #: Of Debian, on every machine.
 REMOTE_PROGRAMS = {
-    "chown", "df", "docker", "du", "find", "journalctl", "nft", "ps", "rm", "sh", "ss", "systemctl", "tar", "warmstart-vm",
+    "chown", "df", "docker", "du", "find", "journalctl", "nft", "ps", "rm", "sh", "ss", "systemctl", "tar",
+    "warmstart-vm",
 }  # fmt: skip
 LOCAL_PROGRAMS = {"find", "git", "grep", "head", "make", "sort", "tail", "tr", "true", "uniq"}
 
