@@ -1,4 +1,4 @@
-"""Bounds on what the engine takes of a process's memory beside its caches.
+"""A process's memory: how much there may be, and bounds on what the engine takes of it beside its caches.
 
 A process that compacts 100,000 memories for the third time: 871 MB, and 835 are kept; with few arenas 617 and 371; with
 all three of these 490 and 227.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from pathlib import Path
 from typing import Final
 
 #: From malloc.h.
 _M_ARENA_MAX: Final = -8
 _ARENAS: Final = 2
+_CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 _READ_AHEAD: Final = "LANCE_DEFAULT_IO_BUFFER_SIZE"
 _READ_AHEAD_BYTES: Final = 32 << 20
 
@@ -31,6 +33,15 @@ def limit_read_ahead() -> None:
 def give_back() -> None:
     """What is freed goes back to the system, after work that took much of it for a moment."""
     _glibc("malloc_trim", 0)
+
+
+def allowed_memory() -> int:
+    """Bytes that this process may take: what its container or the machine has."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(_CONTAINER.read_text()))
+    except (OSError, ValueError):  # no container, or one without a limit: "max"
+        return machine
 
 
 def _glibc(name: str, *arguments: int) -> None:

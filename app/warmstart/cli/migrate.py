@@ -90,10 +90,14 @@ def _tell_plan(plan: Plan, *, quiet: bool) -> None:
         if plan.action != "nothing":
             click.echo(
                 f"disk {plan.needed_bytes:,} bytes needed (dump {plan.dump_bytes:,}, table {plan.table_bytes:,}, "
-                f"vectors {plan.vector_bytes:,}, and to spare), {plan.free_bytes:,} free"
+                f"vectors {plan.vector_bytes:,}, and to spare), {plan.free_bytes:,} free\n"
+                f"memory {plan.memory_bytes:,} bytes needed, {plan.allowed_bytes:,} allowed"
             )
-    if not plan.fits:
+    if not plan.disk_fits:
         click.echo("Error: the disk is too small: free space first", err=True)
+    if not plan.memory_fits:
+        click.echo("Error: too little memory is allowed: raise the container's limit (API_MEMORY) first", err=True)
+    if not plan.fits:
         raise SystemExit(output.EXIT_ERROR)
 
 

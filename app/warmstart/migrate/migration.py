@@ -75,7 +75,7 @@ class Migrator:
         """What `migrate` would do; changes nothing."""
         target = self._wanted(to)
         if not has_version(self._directory) and marker.standing(self._directory) is None:
-            return Plan(target, target, "nothing", 0, 0, 0, 0, 0)
+            return Plan(target, target, "nothing", 0, 0, 0, 0, 0, 0, 0)
         if standing := self._standing(target):
             manifest = dump.manifest_of(self._directory / standing.dump)
             return plan_rest(self._directory, standing.source, target, manifest.rows, manifest.bytes)
