@@ -34,6 +34,15 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(autouse=True)
+def same_umask() -> Iterator[None]:
+    """As it was before the test: commands that run inside of one narrow it for the whole process."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    yield
+    os.umask(umask)
+
+
+@pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """As it was before the test: commands that run inside of one set it for the whole process."""
     root = logging.getLogger()
