@@ -91,7 +91,7 @@ def no_machine() -> str:
 
 
 def not_asked_for() -> str:
-    return "it measures: name it, where nothing else runs (make loadtest-gate, make bench)"
+    return "it measures: name it, where nothing else runs (tests/run.py load bench)"
 
 
 #: Tests that not every machine can run: their marker, and what is lacking here, in a few words.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import math
 import os
 import platform
 import random
@@ -325,8 +326,13 @@ def small_runs() -> Iterator[float]:
     while True:
         with tempfile.TemporaryDirectory() as name:
             os.chmod(name, 0o711)
-            found = asyncio.run(search(CHECK_ROWS, CHECK_SEARCHES, Path(name)))
-        yield found["ours"].quantile(0.5) / found["raw"].quantile(0.5)
+            try:
+                found = asyncio.run(search(CHECK_ROWS, CHECK_SEARCHES, Path(name)))
+            except AssertionError as degraded:  # an arm was late: no ratio, and a try that failed
+                print(f"a search was not whole: {degraded}"[:500], flush=True)
+                yield math.inf
+            else:
+                yield found["ours"].quantile(0.5) / found["raw"].quantile(0.5)
 
 
 def into_readme(mark: str, figures: str) -> None:

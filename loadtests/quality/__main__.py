@@ -117,6 +117,7 @@ async def ask(client: Client, runtime: Runtime, tenant: str, query: dict[str, An
         asked.ranks[arm] = rank(ids, query, keys)
     found = await client.call_tool("memory_search", {"query": query["query"]})
     assert found.structured_content is not None, found
+    assert found.structured_content["mode"] == "hybrid", found.structured_content
     text = "".join(part.text for part in found.content if part.type == "text")
     asked.tokens = len(bpe_openai.get_encoding("o200k_base").encode_ordinary(text))
     asked.ranks["hybrid"] = rank([h["id"] for h in found.structured_content["hits"]], query, keys)

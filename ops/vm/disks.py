@@ -1,4 +1,4 @@
-"""File systems that the service writes to, each once."""
+"""The space that the service writes to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Disk(NamedTuple):
 
 
 def disks(stack: Stack) -> Iterator[Disk]:
-    """Of the system, of Docker's folder, and of the memories where that is one of its own."""
+    """Of the system, of Docker's folder, and of the memories where these are on one of their own."""
     docker = stack.root / DOCKER_DATA
     volume = docker / "volumes" / f"{stack.project}_data" / "_data"
     places = {"root": stack.root, "docker": docker, "memories": volume}

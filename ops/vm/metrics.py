@@ -126,13 +126,14 @@ def containers(stack: Stack) -> Iterator[Sample]:
         print(f"docker: {error}"[:500], flush=True)
         return
     yield "warmstart_docker_up", up_text, {}, 1
+    up_is = "1 where it runs, is not unhealthy, and is on a network."
     for service in missing(stack, by_service):
-        yield "warmstart_container_up", "1 where it runs and is not unhealthy.", {"service": service}, 0
+        yield "warmstart_container_up", up_is, {"service": service}, 0
     services = {c.id: c.service for c in found}
     for each in found:
         labels = {"service": each.service}
-        up = each.running and each.health != "unhealthy"
-        yield "warmstart_container_up", "1 where it runs and is not unhealthy.", labels, up
+        up = each.running and each.health != "unhealthy" and not each.detached
+        yield "warmstart_container_up", up_is, labels, up
         yield "warmstart_container_restarts_total", "Restarts by docker since it was made.", labels, each.restarts
     for container_id, used, limit in memory(stats):
         labels = {"service": services[container_id]}

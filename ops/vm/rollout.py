@@ -119,7 +119,7 @@ class RollOut:
         with phase("new api") as done:
             # without it the first api would be degraded; where one runs, it changes over later
             rest = found.get(FOLLOWERS[0])
-            if rest is None or not rest.running:
+            if rest is None or not rest.running or rest.detached:
                 done += self._converge(self.release, FOLLOWERS[:1], services)
             if slot in found and services[slot].difference(found[slot]):
                 done += self._remove(slot)

@@ -97,8 +97,8 @@ class Container:
 
     @property
     def detached(self) -> bool:
-        """It runs, well by its own account, where nobody reaches it. Compose sees no difference."""
-        return self.running and not self.addresses
+        """It is on no network: well by its own account, and nobody reaches it. Compose sees no difference."""
+        return bool(self.id) and not self.addresses
 
     @classmethod
     def of(cls, found: Mapping[str, Any], project: str) -> Container:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from .changes import missing, newest
+from .changes import CADDY, missing, newest
 from .disks import fullest
 from .gate import API_PORT
 from .metrics import memory, shown_certificate, validity
@@ -82,16 +82,16 @@ def faults(found: Mapping[str, Any]) -> list[str]:
     if not isinstance(listed, list):
         # without docker nothing else can be asked
         return [*wrong, "docker does not answer"]
-    wrong += [f"{c['service']} is {_state(c)}" for c in listed if c["state"] != "running"]
-    wrong += [f"{c['service']} is on no network" for c in listed if c["detached"]]
-    wrong += [f"{c['service']} is unhealthy" for c in listed if c["health"] == "unhealthy" and c["state"] == "running"]
-    if found["disk"].get("full"):
+    if found["disk"].get("full"):  # first, since it can be what ended the others
         wrong.append(f"the disk is full ({found['disk']['mount']})")
+    wrong += [f"{c['service']} is {_state(c)}" for c in listed if c["state"] != "running"]
+    wrong += [f"{c['service']} is on no network" for c in listed if c["detached"] and c["state"] == "running"]
+    wrong += [f"{c['service']} is unhealthy" for c in listed if c["health"] == "unhealthy" and c["state"] == "running"]
     if ready.get("status") != "ok":
         degraded = ready.get("degraded") or {}
         wrong.append(f"the api goes without {', '.join(degraded)}" if degraded else "the api does not answer")
-    if not wrong and "error" in (found["certificate"] or {}):
-        # all runs, and nobody gets to it
+    served = any(c["service"] == CADDY and c["state"] == "running" and not c["detached"] for c in listed)
+    if served and "error" in (found["certificate"] or {}):
         wrong.append("https does not answer")
     return wrong
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Final
 
 import httpx
 import pytest
-from stack import COMPOSE, SERVICES, Stack, wait_until
+from stack import COMPOSE, SERVICES, Stack, command, wait_until
 
 from containers.releases import APP, PROJECT, RUN_TIMEOUT_S, Vm, image_id, released
 
@@ -131,6 +132,22 @@ def test_the_same_again_touches_no_container(vm: Vm) -> None:
     said = vm.deploy("first")
     assert "nothing to do" in said
     assert vm.containers() == before
+
+
+@pytest.mark.parametrize("mend", [("services", "first"), ("restart", "redis")])
+def test_a_container_that_lost_its_networks_is_made_anew(mend: tuple[str, ...], vm: Vm, key: str) -> None:
+    """It runs and finds itself healthy; Compose sees no difference, and a start alone leaves it where it is."""
+    before = vm.containers()
+    found = before["redis"][0]
+    for network in json.loads(command("docker", "inspect", found))[0]["NetworkSettings"]["Networks"]:
+        command("docker", "network", "disconnect", network, found)
+    assert vm.pending("first")["services"] == {"redis": "on no network"}
+    vm.run(*mend)
+    after = vm.containers()
+    assert {name for name in after if after[name] != before[name]} == {"redis"}
+    assert vm.pending("first")["services"] == {}
+    with vm.stack.client(key) as client:
+        wait_until("redis answers", lambda: client.get("/readyz").json() == {"status": "ok", "degraded": {}}, 30)
 
 
 def test_another_release_goes_out_without_a_failed_request(vm: Vm, key: str) -> None:

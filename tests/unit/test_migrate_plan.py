@@ -37,6 +37,8 @@ def test_too_little_memory_is_refused_before_anything(tmp_path: Path, allowed: i
     else:
         with pytest.raises(ConfigError, match=r"500,000 bytes of memory.*499,999 are allowed.*API_MEMORY"):
             made.refuse_too_small(tmp_path)
+        with pytest.raises(ConfigError):
+            made.refuse_too_little_memory()
 
 
 def test_a_container_allows_less_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

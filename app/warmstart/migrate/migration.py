@@ -180,6 +180,8 @@ class Migrator:
         folder = self._directory / migration.dump
         manifest = dump.manifest_of(folder)
         dump.check(folder, manifest)
+        rest = plan_rest(self._directory, migration.source, migration.target, manifest.rows, manifest.bytes)
+        rest.refuse_too_little_memory()
         return await self._run(migration, manifest, resumed=True)
 
     async def _run(self, migration: Migration, manifest: Manifest, *, resumed: bool) -> Result:

@@ -66,17 +66,21 @@ class Plan:
         return self.disk_fits and self.memory_fits
 
     def refuse_too_small(self, directory: Path) -> None:
-        """Raises DiskFull, or ConfigError for the memory: who is killed for it in the middle leaves writes refused."""
-        if not self.memory_fits:
-            raise ConfigError([
-                f"some {self.memory_bytes:,} bytes of memory are needed, {self.allowed_bytes:,} are allowed; nothing "
-                "was changed. Raise the container's limit (API_MEMORY), then try again"
-            ])  # fmt: skip
+        """Raises DiskFull, or ConfigError for the memory."""
+        self.refuse_too_little_memory()
         if not self.disk_fits:
             raise DiskFull(
                 f"the disk of {directory} is too small: {self.needed_bytes:,} bytes are needed, "
                 f"{self.free_bytes:,} are free; nothing was changed. Free space, then try again"
             )
+
+    def refuse_too_little_memory(self) -> None:
+        """Raises ConfigError: who is killed for it on the way leaves writes refused."""
+        if not self.memory_fits:
+            raise ConfigError([
+                f"some {self.memory_bytes:,} bytes of memory are needed, {self.allowed_bytes:,} are allowed: raise the "
+                "limit (of a container API_MEMORY), then run the same command again"
+            ])  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"needed_bytes": self.needed_bytes, "fits": self.fits}

@@ -126,10 +126,11 @@ async def is_whole(table: Table, manifest: Manifest, report: Report) -> bool:
     """Whether the table's rows are those of the dump, once each."""
     tally = Tally()
     with translated("verify"):
-        rows = await table.lance.count_rows()
+        lance = await table.pinned()
+        rows = await lance.count_rows()
         for start in range(0, rows, dump.BATCH):  # a scan reads ahead as far as memory lets it
             wanted = list(range(start, min(rows, start + dump.BATCH)))
-            for row in (await table.lance.take_offsets(wanted).select(KEPT).to_arrow()).to_pylist():
+            for row in (await lance.take_offsets(wanted).select(KEPT).to_arrow()).to_pylist():
                 tally.add(row)
             report(tally.rows, manifest.rows)
     return (tally.rows, tally.digest) == (manifest.rows, manifest.digest)

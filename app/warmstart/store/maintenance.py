@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -83,10 +84,12 @@ class Maintenance:
             started = time.perf_counter()
             await self._lance.optimize(cleanup_older_than=self._retention)
             await self._optimize_history()
-            give_back()
             return time.perf_counter() - started
 
-        return await self._writer.change(run, {})
+        try:
+            return await self._writer.change(run, {})
+        finally:
+            await asyncio.to_thread(give_back)
 
     async def _optimize_history(self) -> None:
         history = await self._table.history.find()

@@ -32,7 +32,7 @@ def container(id_: str, service: str, state: str, health: str = "", restarts: in
             "Status": state, "ExitCode": 0 if state == "running" else 137,
             "StartedAt": f"2026-11-29T{started}:00:00.123456789Z", **({"Health": {"Status": health}} if health else {}),
         },
-        "NetworkSettings": {"Networks": {}},
+        "NetworkSettings": {"Networks": {"warmstart_backend": {"IPAddress": "172.30.84.9"}}},
     }  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ops.vm import __main__ as program
-from ops.vm import status
+from ops.vm import disks, status
+from ops.vm.disks import Disk
 from ops.vm.stack import Container, Stack, VmError
 
 NOW = 1_800_000_000.0
@@ -90,13 +91,27 @@ def test_a_machine_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
         ({"containers": [container("api", state="exited", exit_code=137)]}, "api is exited (137)"),
         ({"containers": [container("api", health="unhealthy")]}, "api is unhealthy"),
         ({"containers": [container("api", detached=True)]}, "api is on no network"),
-        ({"certificate": {"error": "timed out"}}, "https does not answer"),
+        (
+            {"certificate": {"error": "timed out"}, "containers": [*GOOD["containers"], container("caddy")]},
+            "https does not answer",
+        ),
+        (
+            {"certificate": {"error": "refused"}, "containers": [container("caddy", state="exited", exit_code=1)]},
+            "caddy is exited (1)",
+        ),
         ({"disk": {**GOOD["disk"], "mount": "memories", "full": True}}, "the disk is full (memories)"),
     ],
 )
 def test_what_is_wrong_is_said_first(change: dict[str, Any], fault: str) -> None:
     assert status.faults(GOOD) == []
     assert status.faults({**GOOD, **change}) == [fault]
+
+
+def test_the_disk_that_is_told_of_is_the_fullest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    some = [Disk("root", 1000, 400), Disk("docker", 1000, 49), Disk("memories", 100, 90)]
+    monkeypatch.setattr(disks, "disks", lambda stack: iter(some))
+    told = {"mount": "docker", "size_bytes": 1000, "free_bytes": 49, "full": True}
+    assert status.disk(Stack(tmp_path)) == told
 
 
 def test_it_can_wait_for_a_machine_that_is_well_and_has_no_queue(
