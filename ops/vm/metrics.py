@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from . import disks as file_systems
 from .changes import missing, newest
-from .disks import disks
 from .secrets import read
 from .stack import Stack, VmError
 
@@ -82,7 +82,7 @@ def _labels(labels: Labels) -> str:
 
 
 def collect(stack: Stack) -> list[Sample]:
-    parts: list[Callable[[Stack], Iterator[Sample]]] = [space, containers, results, certificate, deploy_lock]
+    parts: list[Callable[[Stack], Iterator[Sample]]] = [disks, containers, results, certificate, deploy_lock]
     samples: list[Sample] = []
     broken = []
     for part in parts:
@@ -101,8 +101,8 @@ def collect(stack: Stack) -> list[Sample]:
 # -- disk
 
 
-def space(stack: Stack) -> Iterator[Sample]:
-    for disk in disks(stack):
+def disks(stack: Stack) -> Iterator[Sample]:
+    for disk in file_systems.disks(stack):
         yield "warmstart_host_disk_size_bytes", "Size of the file system.", {"mount": disk.mount}, disk.size
         yield "warmstart_host_disk_free_bytes", "Space that is left on it.", {"mount": disk.mount}, disk.free
 

@@ -68,6 +68,12 @@ def test_with_nothing_running_docker_is_not_asked_for_its_memory(made: Machine) 
     assert figures(replace(made, docker=answers))["warmstart_docker_up"] == 1
 
 
+def test_the_parts_have_the_names_that_alerts_and_runbooks_know(made: Machine) -> None:
+    known = {"disks", "containers", "results", "certificate", "deploy_lock"}
+    found = [re.search(r'^warmstart_host_metrics_ok\{part="(\w+)"\}$', series) for series in figures(made)]
+    assert {match[1] for match in found if match} == known
+
+
 def test_disks_are_those_of_the_system_and_of_dockers_folder(made: Machine) -> None:
     assert 'warmstart_host_disk_free_bytes{mount="docker"}' not in figures(made)
     (made.root / disks.DOCKER_DATA).mkdir(parents=True)
