@@ -15,7 +15,7 @@ from rights import MB, assert_limits_and_rights
 from stack import SERVICES, Stack, command, wait_until
 
 MEMORY_MB = {
-    "api": 512, "worker": 384, "redis": 96, "redis-rest": 128, "embeddings": 1024, "postgres": 192, "caddy": 128,
+    "api": 512, "worker": 576, "redis": 96, "redis-rest": 128, "embeddings": 1024, "postgres": 192, "caddy": 128,
 }  # fmt: skip
 NETWORKS = {
     "api": {"backend", "edge"}, "worker": {"backend", "edge"}, "caddy": {"edge"},
