@@ -192,24 +192,25 @@ def as_json(results: dict[str, list[Asked]]) -> str:
     return json.dumps({"figures": {name: figures(asked) for name, asked in results.items()}, "tokens_a_search": tokens})
 
 
-async def answers(sets: Mapping[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, list[Asked]]:
-    """Each set's memories in a service of their own, and what becomes of its questions."""
-    found = {}
-    for name, (memories, questions) in sets.items():
-        with tempfile.TemporaryDirectory() as directory:
-            os.chmod(directory, 0o711)  # the embedded Postgres may run as another user
-            async with service(Path(directory) / "home") as (runtime, url, key), mcp_client(url, key) as client:
-                tenant = (await runtime.keys.identify(key)).user_id
-                keys = await save_notes(client, memories)
-                while (await runtime.service(tenant).health()).queued:
-                    await asyncio.sleep(0.2)
-                found[name] = [await ask(client, runtime, tenant, question, keys) for question in questions]
-    return found
+async def answers(
+    memories: Sequence[dict[str, Any]], sets: Mapping[str, Sequence[dict[str, Any]]]
+) -> dict[str, list[Asked]]:
+    """What becomes of each set's questions, in a service that has these memories alone."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o711)  # the embedded Postgres may run as another user
+        async with service(Path(directory) / "home") as (runtime, url, key), mcp_client(url, key) as client:
+            tenant = (await runtime.keys.identify(key)).user_id
+            keys = await save_notes(client, memories)
+            while (await runtime.service(tenant).health()).queued:
+                await asyncio.sleep(0.2)
+            return {
+                name: [await ask(client, runtime, tenant, question, keys) for question in questions]
+                for name, questions in sets.items()
+            }
 
 
 async def run() -> dict[str, list[Asked]]:
-    notes = lines("notes.jsonl")
-    return await answers({name: (notes, lines(file)) for name, file in SETS.items()})
+    return await answers(lines("notes.jsonl"), {name: lines(file) for name, file in SETS.items()})
 
 
 def show(results: dict[str, list[Asked]], *, program: bool, misses: bool) -> None:

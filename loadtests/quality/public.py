@@ -20,12 +20,13 @@ import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from loadtests.quality.__main__ import answers, show
+from loadtests.quality.__main__ import Asked, answers, show
 from warmstart.logs import configure
 
 DJANGO: Final = "Django==5.2.8"
@@ -52,8 +53,8 @@ def docstrings() -> Set:
                 found.setdefault(said, asked)
     # a name that several have asks for none of them
     named = list(found.values())
-    some = [(asked, said) for said, asked in found.items() if named.count(asked) == 1]
-    return _set(random.Random(SEED).sample(some, COUNT), "docstring")
+    some = [(asked, said, "docstring") for said, asked in found.items() if named.count(asked) == 1]
+    return _set(random.Random(SEED).sample(some, COUNT))
 
 
 def _functions(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -79,13 +80,7 @@ def translations(folder: Path) -> Set:
     dice = random.Random(SEED)
     sentences = [message for message in common if len(message.split()) in MESSAGE_WORDS]
     some = dice.sample(sentences, min(COUNT, len(sentences)))
-    memories, questions = [], []
-    for number, message in enumerate(some):
-        language = LANGUAGES[number % len(LANGUAGES)]
-        one = _set([(message, catalogs[language][message])], language, number)
-        memories += one[0]
-        questions += one[1]
-    return memories, questions
+    return _set([(m, catalogs[language][m], language) for m, language in zip(some, cycle(LANGUAGES), strict=False)])
 
 
 def _messages(compiled: bytes) -> dict[str, str]:
@@ -93,11 +88,20 @@ def _messages(compiled: bytes) -> dict[str, str]:
     return {k: v for k, v in catalog.items() if isinstance(k, str) and k and v and k != v and "\x04" not in k}
 
 
-def _set(pairs: list[tuple[str, str]], kind: str, first: int = 0) -> Set:
-    """Of questions and what answers them."""
-    memories = [{"key": str(n), "content": said} for n, (_, said) in enumerate(pairs, first)]
-    questions = [{"query": asked, "answer": str(n), "kind": kind} for n, (asked, _) in enumerate(pairs, first)]
+def _set(some: list[tuple[str, str, str]]) -> Set:
+    """Of questions, what answers them, and their kinds."""
+    memories = [{"key": str(n), "content": said} for n, (_, said, _) in enumerate(some)]
+    questions = [{"query": asked, "answer": str(n), "kind": kind} for n, (asked, _, kind) in enumerate(some)]
     return memories, questions
+
+
+async def run() -> dict[str, list[Asked]]:
+    with tempfile.TemporaryDirectory() as folder:
+        sets = {"docstrings": docstrings(), "translations": translations(Path(folder))}
+    found = {}
+    for name, (memories, questions) in sets.items():
+        found |= await answers(memories, {name: questions})
+    return found
 
 
 @click.command()
@@ -106,9 +110,7 @@ def _set(pairs: list[tuple[str, str]], kind: str, first: int = 0) -> Set:
 def main(program: bool, misses: bool) -> None:
     """Measure retrieval on public texts."""
     configure("error", "console")
-    with tempfile.TemporaryDirectory() as folder:
-        sets = {"docstrings": docstrings(), "translations": translations(Path(folder))}
-    show(asyncio.run(answers(sets)), program=program, misses=misses)
+    show(asyncio.run(run()), program=program, misses=misses)
 
 
 if __name__ == "__main__":
