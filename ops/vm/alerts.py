@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from .metrics import FILE, FOLDER, collect, render, write
 from .secrets import read
-from .stack import Refused, Release, Stack
+from .stack import UP, Refused, Release, Stack
 
 PROFILE: Final = "monitoring"
 OVERLAY: Final = "compose.monitoring.yml"
@@ -100,8 +100,8 @@ def apply(stack: Stack, wanted: Mapping[str, str]) -> list[str]:
 
 
 def _up(stack: Stack, release: Release) -> None:
-    words = ["--detach", "--no-deps", "--no-build", "--pull", "never", "--wait", "--wait-timeout", str(WAIT_S)]
-    stack.run(_compose(stack, release, "up", *words, *SERVICES), timeout_s=WAIT_S + 30)
+    words = [*UP, "--wait", "--wait-timeout", str(WAIT_S)]
+    stack.run(_compose(stack, release, *words, *SERVICES), timeout_s=WAIT_S + 30)
 
 
 def _compose(stack: Stack, release: Release, *words: str) -> list[str]:

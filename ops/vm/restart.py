@@ -9,7 +9,7 @@ from typing import Any
 from .changes import wanted
 from .gate import Failed, Gate, Signals
 from .progress import phase, say
-from .stack import SLOTS, Refused, Stack, VmError
+from .stack import SLOTS, UP, Refused, Stack, VmError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -31,8 +31,7 @@ def _restart(args: argparse.Namespace) -> int:
     with stack.lock("restart"), phase(name) as done:
         found = stack.container(args.service)
         if found is None or found.detached:
-            up = ("up", "--detach", "--no-deps", "--no-build", "--pull", "never", "--force-recreate")
-            stack.run(stack.compose(release, *up, name))
+            stack.run(stack.compose(release, *UP, "--force-recreate", name))
             done.append("made" if found is None else "made anew")
         else:
             if found.state == "paused":

@@ -21,7 +21,7 @@ from .changes import Wanted, before_the_api, image_ids, left_over, newest, pendi
 from .files import behind_their_files, lay_files, move_traffic, reload_caddy
 from .gate import API_PORT, Failed, Gate, Signals, Smoke
 from .progress import phase, say
-from .stack import SLOTS, Container, Refused, Release, Stack, VmError
+from .stack import SLOTS, UP, Container, Refused, Release, Stack, VmError
 
 MIGRATE_TIMEOUT_S: Final = 900.0
 #: Of the app, those that change over when the new api has the traffic: each old one stops before its new one starts.
@@ -217,10 +217,9 @@ class RollOut:
         if not changes:
             return []
         self.signals.check()
-        up = ("up", "--detach", "--no-deps", "--no-build", "--pull", "never")
         if detached := [name for name in changes if (there := before.get(name)) and there.detached]:
-            self.stack.run(self.stack.compose(release, *up, "--force-recreate", *detached))
-        self.stack.run(self.stack.compose(release, *up, *changes))
+            self.stack.run(self.stack.compose(release, *UP, "--force-recreate", *detached))
+        self.stack.run(self.stack.compose(release, *UP, *changes))
         after = newest(self.stack.containers())
         done = []
         for name, reason in changes.items():

@@ -16,7 +16,7 @@ from .progress import phase, say
 from .rollout import FOLLOWERS, RollOut
 from .secrets import BYTES, DATABASE_URL, FILE, OWN_DATABASE, given_names, render, write
 from .smoke import run_smoke
-from .stack import Refused, Release, Stack, VmError
+from .stack import UP, Refused, Release, Stack, VmError
 
 POSTGRES: Final = "POSTGRES_PASSWORD"
 ROLE: Final = "warmstart"
@@ -65,6 +65,6 @@ def _put(stack: Stack, release: Release, values: Mapping[str, str], tell_postgre
     run.services()
     with phase(FOLLOWERS[0]) as done:
         # the new api is tried with it before it gets the traffic
-        stack.run(stack.compose(release, "up", "--detach", "--no-deps", "--no-build", "--pull", "never", FOLLOWERS[0]))
+        stack.run(stack.compose(release, *UP, FOLLOWERS[0]))
         done.append("has its new secrets")
     run.rollout()

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from . import locks
 
+#: Containers of the services that follow, of images that are here, and of no others.
+UP: Final = ("up", "--detach", "--no-deps", "--no-build", "--pull", "never")
 #: The services a roll-out runs the api in, in turn. Caddy asks the second where the flag file is there.
 SLOTS: Final = ("api", "api-b")
 #: Of the project's own image; the rest comes from outside.
