@@ -1,7 +1,7 @@
 """The client of the embedding provider: any OpenAI-compatible `/v1/embeddings`.
 
-Vectors come back with unit length and the precision of float32, so that one
-from the cache is the very same as one from the provider.
+Vectors come back with unit length and in half precision, so that one from the
+cache is the very same as one from the provider.
 """
 
 from __future__ import annotations

@@ -51,12 +51,12 @@ def _likenesses(hits: Sequence[Hit], outcome: Outcome) -> tuple[list[float | Non
     if len(background) < 2 or not there:
         return [None] * len(hits), memories
     [query] = _unit(_matrix([outcome.query_vector]))
-    scores = likeness(query, _unit(_matrix([vectors[i] for i in there])), _unit(sample(background)))
+    scores = likeness(query, _unit(_matrix([vectors[i] for i in there])), _unit(_matrix(sample(background))))
     found = dict(zip(there, scores, strict=True))
     return [found.get(h.id) for h in hits], memories
 
 
-def _matrix(vectors: Sequence[Sequence[float]]) -> Matrix:
+def _matrix(vectors: Sequence[Sequence[float]] | Matrix) -> Matrix:
     return np.asarray(vectors, dtype=np.float32).reshape(len(vectors), -1)
 
 

@@ -29,7 +29,8 @@ from warmstart.store.frequencies import Frequencies
 from warmstart.store.maintenance import Maintenance
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Candidate, Reader, filters_of
-from warmstart.store.resident import Residents, Snapshot
+from warmstart.store.resident import Residents
+from warmstart.store.snapshot import Snapshot
 from warmstart.store.table import Table
 from warmstart.terms import MAX_TERMS, keep_rarest, query_text
 

@@ -39,8 +39,9 @@ from warmstart.store import journal, predicates, resident
 from warmstart.store import predicates as where
 from warmstart.store.changes import Vector
 from warmstart.store.reads import Candidate, Reader
-from warmstart.store.resident import Residents, Snapshot
-from warmstart.store.schema import now, schema
+from warmstart.store.resident import Residents
+from warmstart.store.schema import now
+from warmstart.store.snapshot import OVERHEAD, Snapshot
 from warmstart.store.table import open_table
 from warmstart.store.writer import Writer
 
@@ -90,13 +91,20 @@ async def there(store: Store, tmp_path: Path) -> AsyncIterator[tuple[Store, Resi
 def contents(snapshot: Snapshot | None) -> dict[str, Any]:
     """Everything in a snapshot, by id; and that its parts fit together."""
     assert snapshot is not None
-    rows = snapshot.rows.to_pylist()
-    assert snapshot.index == {r["id"]: i for i, r in enumerate(rows)}
+    ids = [i.decode() for i in snapshot.ids.tolist()]
+    assert ids == sorted(set(ids))
+    rows = snapshot.get(ids)
+    assert list(rows) == ids
+    texts = snapshot.text_candidates([(i, 0.0) for i in ids], len(ids))
+    assert texts is not None
+    found_by = {c.id: c.evidence for c in texts}
     assert snapshot.created_us.tolist() == snapshot.rows["created_at"].cast(pa.int64()).to_pylist()
-    assert len(snapshot.with_vector) == len(snapshot.vectors)
-    vectors = {int(place): v.tobytes() for place, v in zip(snapshot.with_vector, snapshot.vectors, strict=True)}
-    assert len(vectors) == len(snapshot.with_vector)
-    return {r["id"]: (r, vectors.get(i)) for i, r in enumerate(rows)}
+    assert len(snapshot.with_vector) == len(snapshot.vectors) == len(snapshot.lengths)
+    assert snapshot.with_vector.tolist() == sorted(set(snapshot.with_vector.tolist()))
+    assert np.array_equal(snapshot.lengths, np.linalg.norm(snapshot.vectors.astype(np.float32), axis=1))
+    stored = snapshot.vectors.astype(np.float32)
+    vectors = {ids[place]: v.tobytes() for place, v in zip(snapshot.with_vector, stored, strict=True)}
+    return {i: (rows[i], found_by[i], vectors.get(i)) for i in ids}
 
 
 async def in_table(store: Store, user: str = "alice") -> dict[str, Any]:
@@ -429,10 +437,10 @@ async def watch_kills(store: Store, residents: Residents, processes: Processes, 
         snapshot = await residents.get("alice")
         assert snapshot is not None
         sources: dict[str, int] = {}
+        inserted = [e["id"] for e in entries if e["op"] == "insert"]
+        assert snapshot.get(inserted).keys() == set(inserted)
         for entry in entries:
-            if entry["op"] == "insert":
-                assert entry["id"] in snapshot.index
-            else:
+            if entry["op"] != "insert":
                 sources[entry["id"]] = max(sources.get(entry["id"], 0), entry["source"])
         rows = snapshot.get(list(sources))
         assert all(int(rows[i]["source"]) >= source for i, source in sources.items())
@@ -455,7 +463,7 @@ async def watch_kills(store: Store, residents: Residents, processes: Processes, 
             [inserted] = await store.writer.insert([row(content)])
             snapshot = await residents.get("alice")
             assert snapshot is not None
-            assert inserted.id in snapshot.index
+            assert snapshot.get([inserted.id])
         assert await held(residents) == await in_table(store)
         await store.maintenance().optimize()
     return answered
@@ -725,7 +733,7 @@ async def test_who_was_asked_for_longest_ago_goes_first(store: Store, tmp_path: 
 async def test_a_tenant_too_large_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     await store.writer.insert([row(f"walrus {i}", vector=v) for i, v in enumerate(chance_vectors(300))])
     await store.save("of bob", user_id="bob")
-    residents = Residents(store.table, 3 * resident._OVERHEAD)
+    residents = Residents(store.table, 3 * OVERHEAD)
     gate = Gate(monkeypatch)
     gate.opened.set()
     assert len(await held(residents)) == 300
@@ -742,7 +750,7 @@ async def test_a_tenant_too_large_is_read_once(store: Store, monkeypatch: pytest
 
 
 async def test_tenants_without_rows_take_room_too(store: Store) -> None:
-    residents = Residents(store.table, 10 * resident._OVERHEAD)
+    residents = Residents(store.table, 10 * OVERHEAD)
     for i in range(30):
         assert await held(residents, f"nobody{i}") == {}
     assert len(residents._held) <= 10
@@ -783,7 +791,7 @@ async def test_a_tenant_never_sees_anothers_rows(store: Store, residents: Reside
     found: dict[str, dict[str, Any]] = {user: await held(residents, user) for user in ("alice", "bob", "alice' --")}
     assert found["alice' --"] == {}
     for user in ("alice", "bob"):
-        assert {r["user_id"] for r, _ in found[user].values()} == {user}
+        assert {r["user_id"] for r, *_ in found[user].values()} == {user}
         assert len(found[user]) == 2
     snapshot = await residents.get("alice")
     assert snapshot is not None
@@ -809,7 +817,7 @@ async def test_a_foreign_row_in_a_load_is_refused(
             with pytest.raises(TenantAssertion):
                 await residents.get("alice")
             assert residents.peek("alice") is None
-    assert {r["user_id"] for r, _ in (await held(residents)).values()} == {"alice"}
+    assert {r["user_id"] for r, *_ in (await held(residents)).values()} == {"alice"}
 
 
 # -- the same answers as the table's
@@ -828,8 +836,9 @@ def agree(held: list[Candidate], table: list[Candidate]) -> bool:
     )
 
 
+@pytest.mark.parametrize("precision", [np.float16, np.float32])
 @pytest.mark.parametrize("dim", [1, 16, 384, 1024])
-async def test_the_nearest_are_those_of_the_table(tmp_path: Path, dim: int) -> None:
+async def test_the_nearest_are_those_of_the_table(tmp_path: Path, dim: int, precision: type) -> None:
     """Random rows, some without a vector, many equal, some of zeros."""
     space = Space("test-model", "1", dim, "", "")
     table = await open_table(str(tmp_path), space)
@@ -842,13 +851,14 @@ async def test_the_nearest_are_those_of_the_table(tmp_path: Path, dim: int) -> N
     rows = []
     for i in range(220):
         kind = kinds[rng.integers(12)] if i % 3 else rng.standard_normal(dim).astype(np.float32)
-        vector = None if i % 5 == 0 else kind.tolist()
+        vector = None if i % 5 == 0 else kind.astype(precision).tolist()
         rows.append(row(f"walrus {i}", vector=vector, at=at if i % 2 else now()))
     for start in range(0, 220, 40):
         await writer.insert(rows[start : start + 40])
     residents = Residents(table, ROOM)
     snapshot = await residents.get("alice")
     assert snapshot is not None
+    assert snapshot.vectors.dtype == precision
     reader = Reader(table, "alice")
     for query in [*kinds[:5].tolist(), *rng.standard_normal((3, dim)).tolist(), [1e-3] * dim, [1e3] * dim]:
         for depth in (1, 50, 100, 500):
@@ -860,6 +870,17 @@ async def test_the_nearest_are_those_of_the_table(tmp_path: Path, dim: int) -> N
             assert all(abs(np.linalg.norm(c.evidence) - 1) < 1e-5 for c in ours)
     await residents.close()
     await writer.close()
+
+
+async def test_half_precision_is_left_where_something_would_be_lost(store: Store, residents: Residents) -> None:
+    [half], [single] = np.float16(chance_vectors(1)).tolist(), chance_vectors(1, seed=1)
+    large = [1e6, *[0.0] * (DIM - 1)]  # half precision ends at 65,504
+    for number, (vector, precision) in enumerate([(half, np.float16), (single, np.float32), (large, np.float32)]):
+        await store.writer.insert([row(f"walrus {number}", vector=vector)])
+        snapshot = await residents.get("alice")
+        assert snapshot is not None
+        assert snapshot.vectors.dtype == precision
+        assert await held(residents) == await in_table(store)
 
 
 async def test_equal_vectors_stand_by_age_across_the_cut(store: Store, residents: Residents) -> None:
@@ -900,8 +921,7 @@ async def test_an_empty_tenant_and_one_without_vectors(store: Store, residents: 
     await store.tenant().delete(memory_id, None, etag)
     snapshot = await residents.get("alice")
     assert snapshot is not None
-    assert snapshot.rows.num_rows == len(snapshot.vectors) == 0
-    assert set(snapshot.rows.schema.names) == set(schema(store.table.space).names) - {"embedding"}
+    assert contents(snapshot) == {}
 
 
 async def test_the_rows_of_a_snapshot_are_those_of_the_table(store: Store, residents: Residents) -> None:

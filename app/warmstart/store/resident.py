@@ -1,29 +1,22 @@
-"""Tenants held in memory: their active rows and vectors, always as current as the last acknowledged write.
+"""Tenants held in memory: snapshots, always as current as the last acknowledged write.
 
-A flat scan pays for reading scattered vectors and many columns, not for the
-distances: held as one matrix, a tenant's vectors are compared in well under a
-millisecond, and exactly. Memory is bounded; who was searched longest ago goes first.
+Memory is bounded; who was searched longest ago goes first.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 
 from warmstart.errors import TenantAssertion
 from warmstart.store import predicates as where
 from warmstart.store.journal import MAX_IDS, JournalReader
-from warmstart.store.reads import Candidate, Reader
-from warmstart.store.schema import SHOWN, Row
+from warmstart.store.reads import Reader
+from warmstart.store.snapshot import OVERHEAD, Snapshot
 from warmstart.store.table import Table
 
 log = structlog.get_logger(__name__)
@@ -36,115 +29,6 @@ CHANGES_WAIT_S: Final = 0.8
 MAX_LOADS: Final = 2
 #: Searches that wait for a tenant, or gave up waiting while it is still read.
 MAX_WAITING: Final = 256
-#: What is held costs about this much beside what Arrow and numpy count: its own objects, and for each row
-#: its id, its place and its numbers.
-_OVERHEAD: Final = 16_384
-_ROW_OVERHEAD: Final = 200
-
-Matrix = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A tenant's active rows at one moment; never changed once made."""
-
-    rows: pa.Table
-    index: dict[str, int]
-    #: Unit vectors of the rows that have one, and where these rows stand in `rows`.
-    vectors: Matrix
-    with_vector: npt.NDArray[np.int64]
-    created_us: npt.NDArray[np.int64]
-    #: About how many bytes of memory it takes.
-    size: int
-
-    @classmethod
-    def of(cls, rows: pa.Table) -> Snapshot:
-        """`rows` have the columns SHOWN, `search_text` and `embedding`."""
-        column = rows["embedding"]
-        having = np.flatnonzero(np.asarray(pc.is_valid(column)))
-        flat = pc.drop_null(column).combine_chunks()
-        vectors = flat.flatten().to_numpy().reshape(-1, column.type.list_size).astype(np.float32)
-        lengths = np.linalg.norm(vectors, axis=1)
-        some = lengths > 0  # a vector of zeros is near nothing
-        # copies: any column of a batch, as it came from the engine, keeps all of the batch in memory
-        kept = rows.drop_columns(["embedding"]).take(pa.array(np.arange(rows.num_rows))).combine_chunks()
-        created_us = kept["created_at"].cast(pa.int64()).to_numpy()
-        return cls._of(kept, vectors[some] / lengths[some, np.newaxis], having[some], created_us)
-
-    @classmethod
-    def _of(
-        cls, rows: pa.Table, vectors: Matrix, with_vector: npt.NDArray[np.int64], created_us: npt.NDArray[np.int64]
-    ) -> Snapshot:
-        index = {memory_id: i for i, memory_id in enumerate(rows["id"].to_pylist())}
-        size = vectors.nbytes + rows.nbytes + len(index) * _ROW_OVERHEAD + _OVERHEAD
-        return cls(rows, index, vectors, with_vector, created_us, int(size))
-
-    def nearest(self, query: Sequence[float], depth: int) -> list[Candidate]:
-        """The `depth` nearest by cosine: best first, then the newer, then the id."""
-        wanted = np.asarray(query, dtype=np.float32)
-        length = float(np.linalg.norm(wanted))
-        if not len(self.with_vector) or not length > 0:
-            return []
-        # row by row, so that equal vectors have equal scores; as a product their place would matter
-        scores = np.einsum("ij,j->i", self.vectors, wanted / length)
-        if len(scores) > depth:
-            least = np.partition(scores, -depth)[-depth]
-            chosen = np.flatnonzero(scores >= least)
-        else:
-            chosen = np.arange(len(scores))
-        ids = self.rows["id"].take(self.with_vector[chosen]).to_pylist()
-        created = self.created_us[self.with_vector[chosen]].tolist()
-        found = [
-            Candidate(i, s, c, self.vectors[n])
-            for i, s, c, n in zip(ids, scores[chosen].tolist(), created, chosen.tolist(), strict=True)
-        ]
-        found.sort(key=lambda c: c.order)
-        return found[:depth]
-
-    def vectors_of(self, ids: Sequence[str]) -> dict[str, Matrix]:
-        """The unit vectors of those of `ids` that have one."""
-        places = {i: self.index[i] for i in ids if i in self.index}
-        rows = {i: int(np.searchsorted(self.with_vector, place)) for i, place in places.items()}
-        return {
-            i: self.vectors[row]
-            for i, row in rows.items()
-            if row < len(self.with_vector) and self.with_vector[row] == places[i]
-        }
-
-    def text_candidates(self, matches: Sequence[tuple[str, float]], depth: int) -> list[Candidate] | None:
-        """The `depth` best of `matches` (id, BM25; more than `depth` where there are more), best first.
-
-        None where the held rows can't tell: a tie that goes on behind them, or a row newer than the snapshot.
-        """
-        if len(matches) > depth and matches[depth - 1][1] == matches[-1][1]:
-            return None
-        places = [self.index.get(memory_id, -1) for memory_id, _ in matches]
-        if -1 in places:
-            return None
-        texts = self.rows["search_text"].take(pa.array(places, pa.int64())).to_pylist()
-        created = [int(self.created_us[p]) for p in places]
-        found = [Candidate(i, s, c, t) for (i, s), c, t in zip(matches, created, texts, strict=True)]
-        found.sort(key=lambda c: c.order)
-        return found[:depth]
-
-    def get(self, ids: Sequence[str]) -> dict[str, Row]:
-        places = [self.index[i] for i in ids if i in self.index]
-        return {row["id"]: row for row in self.rows.select(SHOWN).take(pa.array(places, pa.int64())).to_pylist()}
-
-    def changed(self, ids: set[str], fresh: pa.Table) -> Snapshot:
-        """With the rows of `ids` as they are in `fresh`; those that aren't in it are gone."""
-        keep = np.ones(self.rows.num_rows, dtype=bool)
-        keep[[self.index[i] for i in ids if i in self.index]] = False
-        added = Snapshot.of(fresh)
-        rows = pa.concat_tables([self.rows.filter(pa.array(keep)), added.rows]).combine_chunks()
-        kept = keep[self.with_vector]
-        place = np.cumsum(keep) - 1  # where a kept row stands now
-        return Snapshot._of(
-            rows,
-            np.concatenate([self.vectors[kept], added.vectors]),
-            np.concatenate([place[self.with_vector[kept]], added.with_vector + int(keep.sum())]),
-            np.concatenate([self.created_us[keep], added.created_us]),
-        )
 
 
 @dataclass(slots=True)
@@ -157,7 +41,7 @@ class _Held:
 
     @property
     def size(self) -> int:
-        return self.snapshot.size if self.snapshot else _OVERHEAD
+        return self.snapshot.size if self.snapshot else OVERHEAD
 
 
 class Residents:
