@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import builtins
-import hashlib
-import json
-import re
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from warmstart import __version__, transfer
+from warmstart import __version__, cursors, transfer
 from warmstart.context import assemble, count_tokens_now, entry
 from warmstart.errors import EmbeddingError, Invalid, Migrating, NotFound, TenantAssertion
 from warmstart.events import Events
@@ -251,7 +246,7 @@ class MemoryService:
 
     async def history(self, memory_id: str, request: HistoryRequest) -> History:
         current = await self._row(memory_id)
-        before = _decode_version(request.cursor) if request.cursor else None
+        before = cursors.decode_version(request.cursor) if request.cursor else None
         rows = await self._history.page(current, before, request.limit + 1)
         more = len(rows) > request.limit
         rows = rows[: request.limit]
@@ -306,13 +301,13 @@ class MemoryService:
         limit: int,
     ) -> Page:
         query = request.model_dump_json(exclude={"cursor", "limit"})
-        after = _decode_cursor(cursor, query, order) if cursor else None
+        after = cursors.decode(cursor, query, order) if cursor else None
         rows, partial = await self._told(self._reader.page(filters, order, after, limit + 1))
         more = len(rows) > limit
         rows = rows[:limit]
         return Page(
             memories=[to_memory(row) for row in rows],
-            next_cursor=_encode_cursor(rows[-1], query, order) if more else None,
+            next_cursor=cursors.encode(rows[-1], query, order) if more else None,
             **partial,
         )
 
@@ -475,35 +470,3 @@ class MemoryService:
             unindexed_rows=state.unindexed_rows,
             version=__version__,
         )
-
-
-def _decode_version(cursor: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", cursor, re.ASCII):
-        raise Invalid("cursor: not one of ours; leave it out to start from the newest", field="cursor")
-    return int(cursor)
-
-
-def _encode_cursor(row: Row, query: str, order: Order) -> str:
-    at = int(row["created_at"].timestamp() * 1_000_000)
-    key = [row["importance"], at, row["id"]] if order == "importance" else [at, row["id"]]
-    return base64.urlsafe_b64encode(json.dumps([_digest(query), *key]).encode()).decode().rstrip("=")
-
-
-def _decode_cursor(cursor: str, query: str, order: Order) -> tuple[Any, ...]:
-    """The keyset of the last row of the page before; a cursor only continues its own query."""
-    try:
-        digest, *key = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        *importance, at, last_id = key
-        if len(importance) != (order == "importance") or not isinstance(last_id, str):
-            raise ValueError(cursor)
-        created_at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(at))
-        keyset = (*(float(i) for i in importance), created_at, last_id)
-    except (ValueError, TypeError, OverflowError, binascii.Error):
-        raise Invalid("cursor: not one of ours; leave it out to start from the first page", field="cursor") from None
-    if digest != _digest(query):
-        raise Invalid("cursor: belongs to a query with other filters; repeat that query", field="cursor")
-    return keyset
-
-
-def _digest(query: str) -> str:
-    return hashlib.sha256(query.encode()).hexdigest()[:12]

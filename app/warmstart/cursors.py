@@ -1,0 +1,47 @@
+"""Where a page ends: what a client hands back to get the next one."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from warmstart.errors import Invalid
+from warmstart.store.reads import Order
+from warmstart.store.schema import Row
+
+
+def decode_version(cursor: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", cursor, re.ASCII):
+        raise Invalid("cursor: not one of ours; leave it out to start from the newest", field="cursor")
+    return int(cursor)
+
+
+def encode(row: Row, query: str, order: Order) -> str:
+    at = int(row["created_at"].timestamp() * 1_000_000)
+    key = [row["importance"], at, row["id"]] if order == "importance" else [at, row["id"]]
+    return base64.urlsafe_b64encode(json.dumps([_digest(query), *key]).encode()).decode().rstrip("=")
+
+
+def decode(cursor: str, query: str, order: Order) -> tuple[Any, ...]:
+    """The keyset of the last row of the page before; a cursor only continues its own query."""
+    try:
+        digest, *key = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        *importance, at, last_id = key
+        if len(importance) != (order == "importance") or not isinstance(last_id, str):
+            raise ValueError(cursor)
+        created_at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(at))
+        keyset = (*(float(i) for i in importance), created_at, last_id)
+    except (ValueError, TypeError, OverflowError, binascii.Error):
+        raise Invalid("cursor: not one of ours; leave it out to start from the first page", field="cursor") from None
+    if digest != _digest(query):
+        raise Invalid("cursor: belongs to a query with other filters; repeat that query", field="cursor")
+    return keyset
+
+
+def _digest(query: str) -> str:
+    return hashlib.sha256(query.encode()).hexdigest()[:12]
