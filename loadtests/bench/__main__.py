@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
@@ -94,8 +95,10 @@ def sentence(rng: random.Random, words: int) -> str:
     return " ".join(rng.choices(WORDS, k=words))
 
 
-async def prepare(home: Path, rows: int, rng: random.Random, tenants_count: int = TENANTS) -> Prepared:
-    """A home whose table has `rows` memories with vectors, spread evenly over the tenants."""
+async def prepare(
+    home: Path, rows: int, rng: random.Random, tenants_count: int = TENANTS, weights: Sequence[float] | None = None
+) -> Prepared:
+    """A home whose table has `rows` memories with vectors, spread over the tenants evenly or by `weights`."""
     home.mkdir(mode=0o711)
     settings = load({}, warmstart_home=home)
     postgres = EmbeddedPostgres(home / "postgres")
@@ -110,16 +113,18 @@ async def prepare(home: Path, rows: int, rng: random.Random, tenants_count: int 
     table = await open_table(settings.lancedb, settings.space)
     tenants, at = list(keys), datetime.now(UTC) - timedelta(days=1)
     vectors = np.random.default_rng(rng.randrange(2**31))
+    of = rng.choices(range(tenants_count), weights, k=rows) if weights else [n % tenants_count for n in range(rows)]
     for start in range(0, rows, CHUNK):
         made: list[Row] = []
         chunk = vectors.standard_normal((min(CHUNK, rows - start), 384)).astype(np.float32)
         for number, vector in enumerate(chunk, start):
             new = NewMemory(content=f"{sentence(rng, rng.randint(15, 60))} ERR_{number}", tags=rng.sample(WORDS, 2))
-            row = row_of(new, tenants[number % tenants_count], at + timedelta(milliseconds=number))
-            made.append(row | {"embedding": vector / np.linalg.norm(vector), "embedding_status": "ready"})
+            row = row_of(new, tenants[of[number]], at + timedelta(milliseconds=number))
+            vector = (vector / np.linalg.norm(vector)).astype(np.float16)  # as the provider's client gives them
+            made.append(row | {"embedding": vector.astype(np.float32), "embedding_status": "ready"})
         await table.lance.add(pa.Table.from_pylist(made, schema=schema(settings.space)))
     await table.lance.optimize(cleanup_older_than=timedelta(0))
-    if rows / tenants_count > settings.vector_index_min_rows:  # as the worker makes it
+    if max(Counter(of).values()) > settings.vector_index_min_rows:  # as the worker makes it
         await table.lance.create_index("embedding", config=IvfSq(distance_type="cosine"))  # type: ignore[arg-type]
     return Prepared(home, keys, [sentence(rng, rng.randint(3, 9)) for _ in range(20)])
 

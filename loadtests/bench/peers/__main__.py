@@ -1,6 +1,7 @@
 """What a user would pick instead, on the same machine, data and model, each through its own MCP server over stdio.
 
     python -m loadtests.bench.peers [--memories 500] [--searches 60] [--write]
+    python -m loadtests.bench.peers --without-model --before 10000 --write
 
 Each is installed into an environment of its own, as its package comes, and started
 as its documentation says, with the model's endpoint, the same for all; what else is
@@ -35,6 +36,9 @@ from warmstart.config import DEFAULT_MODEL
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[2]
 MARK: Final = "<!-- peers -->"
+MARK_WITHOUT_MODEL: Final = "<!-- peers-without-model -->"
+#: Saves at once while a memory is filled; the one at a time that are measured come behind them.
+FILLING: Final = 4
 START_S: Final = 120.0
 #: One whose sqlite3 loads extensions, which not every build does.
 PYTHON: Final = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
@@ -59,11 +63,13 @@ class Found:
 
 
 @asynccontextmanager
-async def model() -> AsyncIterator[str]:
+async def model(*arguments: str) -> AsyncIterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "app")))}
-    process = subprocess.Popen([sys.executable, "-m", "loadtests.bench.peers.model", str(port)], env=environ)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "loadtests.bench.peers.model", str(port), *arguments], env=environ
+    )
     try:
         async with httpx.AsyncClient() as http:
             deadline = time.monotonic() + START_S
@@ -127,7 +133,7 @@ def peers(folder: Path, url: str) -> list[Peer]:
     ]  # fmt: skip
 
 
-async def measured(peer: Peer, memories: list[str], queries: list[str], log: Path) -> Found:
+async def measured(peer: Peer, before: list[str], memories: list[str], queries: list[str], log: Path) -> Found:
     found = Found()
     environ = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG")} | peer.environ
     parameters = StdioServerParameters(command=peer.command[0], args=peer.command[1:], env=environ)
@@ -147,6 +153,13 @@ async def measured(peer: Peer, memories: list[str], queries: list[str], log: Pat
                     raise RuntimeError(f"{peer.name}: {text[:500]}")
                 return text
 
+            waiting = iter(before)
+
+            async def fill() -> None:
+                for memory in waiting:
+                    await call(peer.save(memory), [])
+
+            await asyncio.gather(*(fill() for _ in range(FILLING)))
             for memory in memories:
                 await call(peer.save(memory), found.saves)
             await call(peer.search("warm up"), [])
@@ -155,12 +168,13 @@ async def measured(peer: Peer, memories: list[str], queries: list[str], log: Pat
     return found
 
 
-async def report(memories: int, searches: int) -> str:
+async def report(before: int, memories: int, searches: int, *, without_model: bool) -> str:
     generator = Generator("peers", "bench")
-    texts = [f"{(m := item.memory).get('title', '')}\n{m['content']}".strip() for item in generator.items(memories)]
+    items = generator.items(before + memories)
+    texts = [f"{(m := item.memory).get('title', '')}\n{m['content']}".strip() for item in items]
     queries = list(dict.fromkeys(generator.query() for _ in range(searches * 4)))[:searches]
     lines = [
-        f"{machine()}; {memories:,} memories, {len(queries)} searches",
+        f"{machine()}; {before + memories:,} memories, {len(queries)} searches",
         "",
         "| | first search p50 / p95 ms | times Warmstart's | save p50 / p95 ms | times | start | characters a search |",
         "|---|---|---|---|---|---|---|",
@@ -168,10 +182,10 @@ async def report(memories: int, searches: int) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.chmod(folder, 0o711)
-        async with model() as url:
+        async with model(*["--none"] * without_model) as url:
             ours: Found | None = None
             for peer in peers(folder, url):
-                found = await measured(peer, texts, queries, folder / "log")
+                found = await measured(peer, texts[:before], texts[before:], queries, folder / "log")
                 ours = ours or found
                 search, save = Times(found.searches), Times(found.saves)
                 more = [
@@ -187,15 +201,17 @@ async def report(memories: int, searches: int) -> str:
 
 
 @click.command()
-@click.option("--memories", default=500, show_default=True)
+@click.option("--before", default=0, show_default=True, help="Memories that are there before any is timed.")
+@click.option("--memories", default=500, show_default=True, help="Memories whose saves are timed.")
 @click.option("--searches", default=60, show_default=True)
+@click.option("--without-model", is_flag=True, help="Vectors by chance, in no time: what is left is each one's own.")
 @click.option("--write", is_flag=True, help="Put the figures into the README of loadtests/bench.")
-def main(memories: int, searches: int, write: bool) -> None:
+def main(before: int, memories: int, searches: int, without_model: bool, write: bool) -> None:
     """Measure other memories beside this one."""
-    figures = asyncio.run(report(memories, searches))
+    figures = asyncio.run(report(before, memories, searches, without_model=without_model))
     click.echo(figures)
     if write:
-        into_readme(MARK, figures)
+        into_readme(MARK_WITHOUT_MODEL if without_model else MARK, figures)
 
 
 if __name__ == "__main__":

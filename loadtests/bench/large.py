@@ -1,0 +1,208 @@
+"""Tenants of very unequal size in one table, asked alone and while others write; and what updates cost on the disk.
+
+    python -m loadtests.bench.large [--rows 10000,1000000] [--updates 20000] [--write]
+
+A million memories take some minutes to make, 5 GB of memory meanwhile, and 6 GB of disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import httpx
+import lancedb
+
+from loadtests.bench.__main__ import TENANTS, Times, into_readme, machine, prepare, raw_arms, rss_mb, server, timed
+from loadtests.bench.wide import three
+from loadtests.data import Generator, zipf
+from warmstart.config import load
+from warmstart.embeddings import Embedder
+from warmstart.local_cache import LocalCache
+from warmstart.local_embedder import LocalEmbedder
+from warmstart.store import predicates as where
+from warmstart.store.schema import TABLE
+from warmstart.terms import query_text
+
+MARK: Final = "<!-- large -->"
+#: By rank, the largest first: each takes 1/rank of what the first has.
+ASKED: Final = {"the largest": 0, "the tenth": 9, "the smallest": TENANTS - 1}
+ROUNDS: Final = 100
+#: What another tenant saves meanwhile.
+SAVES_A_SECOND: Final = 2.0
+#: Callers that edit at once, and how long old versions stay meanwhile: the least that the setting allows.
+EDITORS: Final = 8
+RETENTION_S: Final = 60
+LOOKS: Final = 5
+
+
+def client(url: str, key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+
+
+async def vectors_of(queries: Sequence[str]) -> dict[str, list[float]]:
+    local = LocalEmbedder()
+    await local.start()
+    embedder = Embedder(load({}), LocalCache(), base_url=local.base_url, transport=local.transport)
+    try:
+        return {query: await embedder.embed_query(query, 10) for query in queries}
+    finally:
+        await embedder.close()
+        await local.stop()
+
+
+@asynccontextmanager
+async def writing(http: httpx.AsyncClient) -> AsyncIterator[None]:
+    """Saves at an even rate, whatever each takes, until the block ends."""
+    items, pending = Generator("others", "others"), set[asyncio.Task[Any]]()
+
+    async def run() -> None:
+        while True:
+            save = asyncio.create_task(http.post("/v1/memories", json=items.item().memory))
+            pending.add(save)
+            save.add_done_callback(pending.discard)
+            await asyncio.sleep(1 / SAVES_A_SECOND)
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        for answer in await asyncio.gather(*pending):
+            answer.raise_for_status()
+
+
+async def unequal(rows: int, directory: Path) -> list[str]:
+    prepared = await prepare(directory / f"home-{rows}", rows, random.Random(rows), TENANTS, zipf(TENANTS))
+    tenants, queries = list(prepared.keys), prepared.queries
+    vectors, dice, lines = await vectors_of(queries), random.Random(3), []
+    table = await (
+        await lancedb.connect_async(str(prepared.home / "lancedb"), read_consistency_interval=timedelta(0))
+    ).open_table(TABLE)
+    began = time.perf_counter()
+    async with server(prepared.home, "--no-worker") as (url, pid):
+        ready = time.perf_counter() - began
+        for name, rank in ASKED.items():
+            tenant = tenants[rank]
+            memories = await table.count_rows(where.tenant(tenant).sql)
+            async with client(url, prepared.keys[tenant]) as http, client(url, prepared.keys[tenants[1]]) as other:
+
+                async def ask(query: str, http: httpx.AsyncClient = http) -> None:
+                    answer = await http.post("/v1/search", json={"query": query})
+                    assert answer.status_code == 200, answer.text[:300]
+
+                async def round_(query: str, tenant: str = tenant) -> tuple[float, float]:
+                    mine, _ = await timed(lambda: ask(query))
+                    theirs, _ = await timed(lambda: raw_arms(table, tenant, vectors[query], query_text(query)))
+                    return mine, theirs
+
+                for query in queries:
+                    await round_(query)
+                alone = [await round_(dice.choice(queries)) for _ in range(ROUNDS)]
+                async with writing(other):
+                    busy = [(await timed(lambda: ask(dice.choice(queries))))[0] for _ in range(ROUNDS)]
+            mine, raw = Times([m for m, _ in alone]), Times([r for _, r in alone])
+            ratios = " / ".join(f"{mine.quantile(q) / raw.quantile(q):.2f}" for q in (0.5, 0.95))
+            lines.append(
+                f"| {rows:,} | {name}, {memories:,} | {three(mine)} | {three(raw)} | {ratios} | {three(Times(busy))} "
+                f"| {rss_mb(pid):.0f} MB | {ready:.1f} s |"
+            )
+    return lines
+
+
+def disk_mb(folder: Path) -> float:
+    files = (Path(root) / name for root, _, names in os.walk(folder) for name in names)
+    total = 0
+    for file in files:
+        try:
+            total += file.stat().st_size
+        except FileNotFoundError:  # removed by the worker meanwhile
+            continue
+    return total / 2**20
+
+
+async def updates(count: int, directory: Path, rows: int = 10_000) -> list[str]:
+    prepared = await prepare(directory / "home-updates", rows, random.Random(7), 1)
+    memory_key, lines = next(iter(prepared.keys.values())), []
+    settings = {"VERSION_RETENTION_S": str(RETENTION_S), "OPTIMIZE_AFTER_S": "30"}
+    async with server(prepared.home, settings=settings) as (url, pid), client(url, memory_key) as http:
+        ids: list[str] = []
+        cursor: str | None = None
+        while len(ids) < 1_000:
+            page = await http.get("/v1/memories", params={"limit": 100} | ({"cursor": cursor} if cursor else {}))
+            ids += [memory["id"] for memory in page.raise_for_status().json()["memories"]]
+            cursor = page.json()["next_cursor"]
+        for query in prepared.queries:
+            await http.post("/v1/search", json={"query": query})
+
+        def look(done: int, seconds: float) -> None:
+            rate = f"{done / seconds:.0f}" if seconds else ""
+            disk = disk_mb(prepared.home / "lancedb")
+            lines.append(f"| {done:,} | {rate} | {disk:.0f} MB | {disk * 1024 / rows:.1f} KB | {rss_mb(pid):.0f} MB |")
+
+        look(0, 0)
+        began = time.perf_counter()
+        numbers = iter(range(count))
+
+        async def edit(dice: random.Random, last: int) -> None:
+            for number in numbers:
+                change = {"importance": round(dice.random(), 3), "source": f"edit {number}"}
+                answer = await http.patch(f"/v1/memories/{dice.choice(ids)}", json=change)
+                assert answer.status_code in (200, 409, 412), answer.text[:300]
+                if number >= last:
+                    return
+
+        for part in range(1, LOOKS + 1):
+            last = count * part // LOOKS - EDITORS
+            await asyncio.gather(*(edit(random.Random(number), last) for number in range(EDITORS)))
+            look(min(last + EDITORS, count), time.perf_counter() - began)
+        await asyncio.sleep(2 * RETENTION_S)
+        look(count, 0)
+    return lines
+
+
+async def report(rows: Sequence[int], edits: int) -> str:
+    lines = [
+        machine(),
+        "",
+        "| memories | tenant | p50 / p95 / p99 ms | raw arms | ratio p50 / p95 | while others write | RSS | start |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        os.chmod(directory, 0o711)
+        for size in rows:
+            lines += await unequal(size, directory)
+        if edits:
+            lines += [
+                "",
+                "| edits of 10,000 memories | a second | disk | a memory | RSS |",
+                "|---|---|---|---|---|",
+                *await updates(edits, directory),
+            ]
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--rows", default="10000,1000000", show_default=True, help="Table sizes, comma-separated.")
+@click.option("--updates", "edits", default=20_000, show_default=True, help="Edits whose cost is looked at; 0: none.")
+@click.option("--write", is_flag=True, help="Put the figures into the README of this folder.")
+def main(rows: str, edits: int, write: bool) -> None:
+    """Measure unequal tenants in large tables, and what edits cost."""
+    figures = asyncio.run(report([int(size) for size in rows.split(",") if size], edits))
+    click.echo(figures)
+    if write:
+        into_readme(MARK, figures)
+
+
+if __name__ == "__main__":
+    main()
