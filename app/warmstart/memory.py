@@ -322,6 +322,10 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+def _none(value: Any) -> bool:
+    return value is None
+
+
 class Memory(Record):
     id: str
     namespace: str
@@ -339,10 +343,12 @@ class Memory(Record):
     occurred_at: datetime
     created_at: datetime
     updated_at: datetime
-    deleted_at: datetime | None = None
-    expires_at: datetime | None = None
-    supersedes: str | None = Field(None, description="The memory that this one replaces.")
-    superseded_by: str | None = Field(None, description="The memory that replaces this one: search gives that instead.")
+    deleted_at: datetime | None = Field(None, exclude_if=_none)
+    expires_at: datetime | None = Field(None, exclude_if=_none)
+    supersedes: str | None = Field(None, exclude_if=_none, description="The memory that this one replaces.")
+    superseded_by: str | None = Field(
+        None, exclude_if=_none, description="The memory that replaces this one: search gives that instead."
+    )
 
     @property
     def etag(self) -> str:
@@ -403,7 +409,7 @@ class Partial(Record):
 
     migrated: float | None = Field(
         None,
-        exclude_if=lambda share: share is None,
+        exclude_if=_none,
         description="Only while a migration runs: the share of all memories that are back, 0 to 1.",
     )
 

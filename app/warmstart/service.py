@@ -380,9 +380,7 @@ class MemoryService:
         if missing := [r.id for r in ranked if r.id not in rows]:
             rows |= await self._reader.rows(missing, [where.active()])
         return [
-            Hit.model_validate(
-                to_memory(rows[r.id]).model_dump() | {"score": r.score, "ranks": Ranks(vector=r.vector, text=r.text)}
-            )
+            Hit.model_validate(shown(rows[r.id]) | {"score": r.score, "ranks": Ranks(vector=r.vector, text=r.text)})
             for r in ranked
             if r.id in rows
         ]

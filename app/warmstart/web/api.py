@@ -138,8 +138,6 @@ class Call:
         return value
 
 
-#: Left out of a memory's JSON where they are null.
-ABSENT: Final = ("deleted_at", "expires_at", "supersedes", "superseded_by")
 Handler = Callable[[Call], Awaitable[Response]]
 
 
@@ -219,19 +217,7 @@ def resources(operations: tuple[Operation, ...]) -> list[Resource]:
 
 
 def answer(record: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """`record` as JSON; the times of the trash, and links, are left out where a memory has none."""
-    content = record.model_dump_json(exclude=_absent(record))
-    return Response(content, status, headers, "application/json")
-
-
-def _absent(record: BaseModel) -> Any:
-    if isinstance(record, Memory):
-        return {name for name in ABSENT if getattr(record, name) is None}
-    if isinstance(record, Page):
-        return {"memories": {i: _absent(memory) for i, memory in enumerate(record.memories)}}
-    if isinstance(record, SearchResult):
-        return {"hits": {i: _absent(hit) for i, hit in enumerate(record.hits)}}
-    return None
+    return Response(record.model_dump_json(), status, headers, "application/json")
 
 
 def _one(memory: Memory, status: int = 200, headers: dict[str, str] | None = None) -> Response:
