@@ -26,7 +26,7 @@ from warmstart.memory import ListRequest, Memory, NewMemory, SearchRequest
 NAMESPACE: Final = "smoke"
 SOURCE: Final = "warmstart-smoke"
 TIMEOUT_S: Final = 60.0
-#: For one request, and for the deletion at the end, which has its time in any case.
+#: For one request at least, and for the deletion at the end, which has its time in any case.
 REQUEST_S: Final = 10.0
 DELETE_S: Final = 15.0
 #: A server that has just started may be asked again for this long; its queue, while there is time.
@@ -68,7 +68,7 @@ def smoke(url: str, ca_file: Path | None, timeout: float, mode: str, as_json: bo
     if not key:
         raise ConfigError(["WARMSTART_API_KEY is not set: it must be a key of the server, best of a tenant for this"])
     try:
-        server = _Server(url, key, _trust(ca_file))
+        server = _Server(url, key, _trust(ca_file), max(REQUEST_S, timeout * REQUEST_S / TIMEOUT_S))
     except ServerUnreachable:
         raise ConfigError([f"--url {url[:200]} must be like https://memory.example.org"]) from None
     try:
@@ -163,8 +163,9 @@ async def _take(step: Step, deadline: float) -> Result:
 class _Server:
     """The ways to it, all with one idea of whom to trust, and past any proxy of the environment."""
 
-    def __init__(self, url: str, key: str, trust: ssl.SSLContext) -> None:
-        self.memory = MemoryClient(url, key, transport=httpx.AsyncHTTPTransport(verify=trust), timeout_s=REQUEST_S)
+    def __init__(self, url: str, key: str, trust: ssl.SSLContext, request_s: float) -> None:
+        self.memory = MemoryClient(url, key, transport=httpx.AsyncHTTPTransport(verify=trust), timeout_s=request_s)
+        self._request_s = request_s
         self.url = self.memory.url
         self._trust = trust
         self._headers = {"Authorization": f"Bearer {key}"}
@@ -179,7 +180,7 @@ class _Server:
 
     async def ready(self) -> tuple[int, str]:
         """Status and body of /readyz, which needs no key."""
-        async with httpx.AsyncClient(verify=self._trust, trust_env=False, timeout=REQUEST_S) as http:
+        async with httpx.AsyncClient(verify=self._trust, trust_env=False, timeout=self._request_s) as http:
             answer = await http.get(self.url + "/readyz")
         return answer.status_code, answer.text
 
@@ -191,9 +192,11 @@ class _Server:
         from mcp.client.streamable_http import streamable_http_client
 
         async with (
-            httpx2.AsyncClient(verify=self._trust, headers=self._headers, timeout=REQUEST_S, trust_env=False) as http,
+            httpx2.AsyncClient(
+                verify=self._trust, headers=self._headers, timeout=self._request_s, trust_env=False
+            ) as http,
             streamable_http_client(f"{self.url}/mcp", http_client=http) as (read, write),
-            ClientSession(read, write, read_timeout_seconds=REQUEST_S) as session,
+            ClientSession(read, write, read_timeout_seconds=self._request_s) as session,
         ):
             yield session
 
