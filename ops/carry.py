@@ -148,8 +148,8 @@ def _save(names: Sequence[str], file: IO[bytes]) -> None:
 def _send(target: Target, archive: Archive, say: Callable[[str], None]) -> None:
     unpack = ["docker", "load", "--quiet"]
     if shutil.which("zstd"):
-        # an engine may know gzip alone
-        unpack = ["sh", "-c", "zstd --decompress --stdout --quiet | docker load --quiet"]
+        # an engine may know gzip alone; and what serves meanwhile goes first
+        unpack = ["sh", "-c", "nice zstd --decompress --stdout --quiet | docker load --quiet"]
     told = 0.0
 
     def progress(done: int) -> None:
@@ -190,7 +190,7 @@ def _compressed(out: IO[bytes]) -> Iterator[IO[bytes]]:
     if not shutil.which("zstd"):
         yield out
         return
-    zstd = subprocess.Popen(("zstd", "-1", "-T0", "--quiet", "--stdout"), stdin=subprocess.PIPE, stdout=out)
+    zstd = subprocess.Popen(("nice", "zstd", "-1", "-T0", "--quiet", "--stdout"), stdin=subprocess.PIPE, stdout=out)
     feed = cast(IO[bytes], zstd.stdin)
     try:
         yield feed

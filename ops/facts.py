@@ -9,8 +9,8 @@ from pyinfra import host
 from pyinfra.api import FactBase, StringCommand
 from pyinfra.facts.files import FileContents
 
-#: For one command that is not an operation; those that take longer say so.
-REMOTE_TIMEOUT_S: Final = 60
+#: For one command that is not an operation: several times what a slow VM takes.
+REMOTE_TIMEOUT_S: Final = 300
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,14 @@ class Remote:
         return lines[-1].strip() if lines else "it said nothing"
 
 
-def remote(command: str, *, stdin: str = "", timeout: int = REMOTE_TIMEOUT_S) -> Remote:
+def remote(command: str, *, stdin: str = "") -> Remote:
     """Runs at once, as root: for what has to be known or done between operations."""
-    ok, output = host.run_shell_command(
-        StringCommand(command), _sudo=host.state.config.SUDO, _stdin=stdin or None, _timeout=timeout
-    )
+    try:
+        ok, output = host.run_shell_command(
+            StringCommand(command), _sudo=host.state.config.SUDO, _stdin=stdin or None, _timeout=REMOTE_TIMEOUT_S
+        )
+    except TimeoutError:
+        return Remote(False, "", f"no answer within {REMOTE_TIMEOUT_S} s: {command[:100]}")
     return Remote(ok, output.stdout, output.stderr)
 
 

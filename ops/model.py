@@ -86,7 +86,7 @@ def fetch(deploy: Deploy, model: Model) -> tuple[bool, list[str]]:
 
 def carry(deploy: Deploy, model: Model) -> tuple[bool, list[str]]:
     """From this machine, what the VM doesn't have of it."""
-    lacking = remote(_command(model, "missing"), stdin=PROGRAM.read_text(), timeout=CHECK_TIMEOUT_S)
+    lacking = remote(_command(model, "missing"), stdin=PROGRAM.read_text())
     if not lacking.ok:
         return False, [lacking.last_error]
     if names := lacking.out.split("\n") if lacking.out.strip() else []:

@@ -15,7 +15,6 @@ from ops.vm.stack import last_json
 
 #: Longer than all waits on the VM together: what hangs there ends by itself, and is undone.
 TIMEOUT_S: Final = 1800
-PENDING_TIMEOUT_S: Final = 120
 
 
 def pending(deploy: Deploy) -> dict[str, Any] | None:
@@ -23,7 +22,7 @@ def pending(deploy: Deploy) -> dict[str, Any] | None:
     if not deploy.release.laid_down:
         return None
     command = shlex.join([program.VM_PROGRAM, "pending", deploy.release.id, "--json"])
-    found = remote(command, timeout=PENDING_TIMEOUT_S)
+    found = remote(command)
     if not found.ok:
         raise Refused([found.err.strip() or found.last_error])
     return dict(last_json(found.out))

@@ -21,7 +21,6 @@ PACKAGES: Final = ("restic", "openssh-client")
 SECRETS: Final = ("RESTIC_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "OFFSITE_SSH_KEY")
 #: When the night's backup is over, also one of many hours of upload most often.
 DRILL_AFTER_H: Final = 3
-CONFIGURE_TIMEOUT_S: Final = 120
 
 #: A day is the alert's patience: what takes longer than this is ended, and has failed.
 SERVICE: Final = """\
@@ -85,7 +84,7 @@ def _configure(deploy: Deploy) -> None:
 
 def _put(deploy: Deploy, settings: str) -> None:
     """When its turn comes: the password that was made is read from its answer, and shown to nobody but the operator."""
-    done = remote(f"{PROGRAM} backup --configure", stdin=settings, timeout=CONFIGURE_TIMEOUT_S)
+    done = remote(f"{PROGRAM} backup --configure", stdin=settings)
     if not done.ok:
         raise PyinfraError(done.last_error)
     answer: dict[str, Any] = last_json(done.out)
