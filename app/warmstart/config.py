@@ -117,7 +117,9 @@ class Settings(BaseModel):
         50_000, description="A tenant above this is searched through a vector index; below, search is exact."
     )
 
-    resident_mb: Positive = Field(256, description="Memory for tenants whose rows and vectors are held in it.")
+    resident_mb: Positive = Field(
+        256, description="Memory for tenants whose rows and vectors are held in it: some 1.3 KB a memory."
+    )
 
     query_cache_ttl_s: Positive = Field(5, description="How long a query's vector is cached.")
     embedding_cache_ttl_s: Positive = Field(7 * 86_400, description="How long a text's vector is cached.")
