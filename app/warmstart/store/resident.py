@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from warmstart.allocation import give_back
 from warmstart.errors import TenantAssertion
 from warmstart.store import predicates as where
 from warmstart.store.journal import MAX_IDS, JournalReader
@@ -29,6 +30,8 @@ CHANGES_WAIT_S: Final = 0.8
 MAX_LOADS: Final = 2
 #: Searches that wait for a tenant, or gave up waiting while it is still read.
 MAX_WAITING: Final = 256
+#: After tenants were read, which takes twice their memory for a moment, what is free goes back to the system.
+GIVE_BACK_AFTER_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class Residents:
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._loads: set[asyncio.Task[Snapshot | None]] = set()
         self._loading = asyncio.Semaphore(MAX_LOADS)
+        self._giving_back: asyncio.Task[None] | None = None
 
     async def get(self, user_id: str) -> Snapshot | None:
         """The tenant as of every write acknowledged before this call; None: ask the table."""
@@ -126,6 +130,7 @@ class Residents:
                     async with self._loading:
                         rows = await reader.whole([where.active()])
                         held.snapshot = await asyncio.to_thread(Snapshot.of, rows)
+                    self._give_back_soon()
                 elif stale:
                     fresh = await reader.whole([where.one_of("id", sorted(stale)), where.active()])
                     held.snapshot = await asyncio.to_thread(held.snapshot.changed, stale, fresh)
@@ -143,8 +148,16 @@ class Residents:
         while size > self._max_bytes and self._held:
             size -= self._held.popitem(last=False)[1].size
 
+    def _give_back_soon(self) -> None:
+        async def run() -> None:
+            await asyncio.sleep(GIVE_BACK_AFTER_S)
+            await asyncio.to_thread(give_back)
+
+        if self._giving_back is None or self._giving_back.done():
+            self._giving_back = asyncio.create_task(run())
+
     async def close(self) -> None:
-        for task in list(self._loads):
+        for task in [*self._loads, *([self._giving_back] if self._giving_back else [])]:
             task.cancel()
         if self._journal:
             self._journal.close()
