@@ -27,6 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "vm: needs a machine to deploy to; run by `make test-vm`")
+    config.addinivalue_line(
+        "markers", "emulated: what a kernel of its own may change; the rest hangs on time limits that emulation breaks"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

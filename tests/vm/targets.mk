@@ -8,10 +8,10 @@ test-vm: $(VENV)/.installed-dev ## deploy to a machine in a container (installs 
 	$(TEST_MACHINE) vm.image
 	$(PY) -m pytest tests/vm
 
-test-vm-full: $(VENV)/.installed-dev ## the same on an emulated machine with a kernel of its own; takes long
+test-vm-full: $(VENV)/.installed-dev ## deploy to an emulated machine with a kernel of its own; takes an hour
 	$(TEST_MACHINE) vm.image
 	$(TEST_MACHINE) vm.full
-	$(PY) -m pytest tests/vm --machine full
+	$(PY) -m pytest tests/vm/test_deploy.py --machine full -m emulated
 
 test-runbooks: $(VENV)/.installed-dev ## a few runbooks, run as they are printed on a machine with the fault
 	$(TEST_MACHINE) vm.image

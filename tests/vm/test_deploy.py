@@ -97,6 +97,7 @@ def serving_badly(name: str, shell: str) -> str:
     return derived(name, f"RUN mv {program} {program}.real && printf '{script}' > {program} && chmod 755 {program}")
 
 
+@pytest.mark.emulated
 def test_a_bare_machine_becomes_a_memory(deployed: Deployed) -> None:
     with deployed.client() as client:
         ready = client.get("/readyz")
@@ -109,6 +110,7 @@ def test_a_bare_machine_becomes_a_memory(deployed: Deployed) -> None:
     assert saved.json()["id"] in [hit["id"] for hit in found["hits"]]
 
 
+@pytest.mark.emulated
 def test_the_summary_has_what_the_operator_needs_next(deployed: Deployed) -> None:
     out = deployed.result.out
     assert "https://127.0.0.1" in out
@@ -118,6 +120,7 @@ def test_the_summary_has_what_the_operator_needs_next(deployed: Deployed) -> Non
     assert re.search(r"preflight \d+\.\d, lock \d+\.\d", out)
 
 
+@pytest.mark.emulated
 def test_again_changes_nothing_and_says_so(deployed: Deployed) -> None:
     before = deployed.containers()
     again = deployed.ops("deploy", "--json")
@@ -280,6 +283,7 @@ def test_secrets_are_changed_while_it_serves(deployed: Deployed) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.emulated
 def test_after_a_reboot_all_is_back(deployed: Deployed) -> None:
     deployed.machine.reboot()
 
@@ -328,6 +332,7 @@ def listed(client: httpx.Client) -> list[tuple[str, str]]:
             return sorted(found)
 
 
+@pytest.mark.emulated
 def test_only_three_ports_answer_from_outside(deployed: Deployed) -> None:
     machine = deployed.machine
     assert machine.answers(22)
@@ -359,6 +364,7 @@ def inside(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Host
     return testinfra.get_host(f"ssh://root@127.0.0.1:{deployed.machine.ports[22]}", ssh_config=str(config))
 
 
+@pytest.mark.emulated
 def test_nobody_logs_in_by_password(inside: Host) -> None:
     said = inside.check_output("sshd -T").splitlines()
     for line in ("passwordauthentication no", "permitrootlogin without-password", "kbdinteractiveauthentication no"):
@@ -368,18 +374,21 @@ def test_nobody_logs_in_by_password(inside: Host) -> None:
 @pytest.mark.parametrize(
     "unit", ["docker.service", "warmstart-firewall.service", "warmstart-backup.timer", "warmstart-drill.timer"]
 )
+@pytest.mark.emulated
 def test_what_has_to_be_there_after_a_boot_is_enabled_and_runs(unit: str, inside: Host) -> None:
     assert inside.service(unit).is_enabled
     assert inside.service(unit).is_running
 
 
 @pytest.mark.parametrize("name", ["settings.env", "secrets.env", "backup.env", "canary.key"])
+@pytest.mark.emulated
 def test_secrets_are_roots_alone(name: str, inside: Host) -> None:
     file = inside.file(f"/etc/warmstart/{name}")
     assert (file.user, file.mode) == ("root", 0o600)
     assert inside.file("/etc/warmstart").mode == 0o700
 
 
+@pytest.mark.emulated
 def test_the_firewall_lets_in_what_it_says(inside: Host) -> None:
     rules = inside.check_output("nft list table inet warmstart")
     assert "policy drop" in rules
