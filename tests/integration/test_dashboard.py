@@ -72,7 +72,7 @@ async def test_the_cookie_is_signed_and_says_no_key(app: App, alice: Tenant) -> 
     assert alice.key not in cookie
     assert alice.key[6:] not in cookie
     value = http.cookies["warmstart"]
-    body, stamp, signature = value.split(".")
+    body, stamp, signature = value.rsplit(".", 2)  # a body that was compressed begins with one
     for forged in (body[:-2] + "AA." + stamp + "." + signature, f"{body}.{stamp}.{signature[::-1]}", "x", body):
         http.cookies.set("warmstart", forged)
         assert (await http.get("/keys")).headers["location"].startswith("/login")
