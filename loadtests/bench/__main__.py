@@ -191,6 +191,17 @@ async def raw_arms(table: Any, tenant: str, vector: Sequence[float], words: str)
     )
 
 
+async def vectors_of(queries: Sequence[str]) -> dict[str, list[float]]:
+    local = LocalEmbedder()
+    await local.start()
+    embedder = Embedder(load({}), LocalCache(), base_url=local.base_url, transport=local.transport)
+    try:
+        return {query: await embedder.embed_query(query, 10) for query in queries}
+    finally:
+        await embedder.close()
+        await local.stop()
+
+
 async def search(rows: int, searches: int, directory: Path) -> dict[str, Any]:
     """Search over HTTP beside the raw arms, alternating."""
     rng = random.Random(rows)
@@ -199,12 +210,7 @@ async def search(rows: int, searches: int, directory: Path) -> dict[str, Any]:
     async with server(prepared.home, "--no-worker") as (url, pid):
         database = await lancedb.connect_async(str(prepared.home / "lancedb"), read_consistency_interval=timedelta(0))
         table = await database.open_table(TABLE)
-        local = LocalEmbedder()
-        await local.start()
-        embedder = Embedder(load({}), LocalCache(), base_url=local.base_url, transport=local.transport)
-        vectors = {q: await embedder.embed_query(q, 10) for q in prepared.queries}
-        await embedder.close()
-        await local.stop()
+        vectors = await vectors_of(prepared.queries)
         # the standard library's client, whose own time is small
         with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)) as connection:
 

@@ -22,13 +22,20 @@ import click
 import httpx
 import lancedb
 
-from loadtests.bench.__main__ import TENANTS, Times, into_readme, machine, prepare, raw_arms, rss_mb, server, timed
+from loadtests.bench.__main__ import (
+    TENANTS,
+    Times,
+    into_readme,
+    machine,
+    prepare,
+    raw_arms,
+    rss_mb,
+    server,
+    timed,
+    vectors_of,
+)
 from loadtests.bench.wide import three
 from loadtests.data import Generator, zipf
-from warmstart.config import load
-from warmstart.embeddings import Embedder
-from warmstart.local_cache import LocalCache
-from warmstart.local_embedder import LocalEmbedder
 from warmstart.store import predicates as where
 from warmstart.store.schema import TABLE
 from warmstart.terms import query_text
@@ -47,17 +54,6 @@ LOOKS: Final = 5
 
 def client(url: str, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
-
-
-async def vectors_of(queries: Sequence[str]) -> dict[str, list[float]]:
-    local = LocalEmbedder()
-    await local.start()
-    embedder = Embedder(load({}), LocalCache(), base_url=local.base_url, transport=local.transport)
-    try:
-        return {query: await embedder.embed_query(query, 10) for query in queries}
-    finally:
-        await embedder.close()
-        await local.stop()
 
 
 @asynccontextmanager
