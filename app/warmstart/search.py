@@ -43,6 +43,9 @@ MAX_ARMS: Final = 64
 MAX_SCANS: Final = 4
 #: Rows beside the ranked ones that a held tenant asks for, to see the end of a tie.
 TIES: Final = 16
+#: How long the vector arm's computing waits for the text arm's query to be with the engine's threads, so that
+#: both go on at once: until then each step of that query needs the same thread that computes.
+_HEAD_START_S: Final = 0.005
 #: How old the knowledge may be whether a tenant is large enough for the vector index.
 _SIZE_AGE_S: Final = 60.0
 _MAX_SIZES: Final = 10_000
@@ -106,6 +109,8 @@ class _Asked:
     deadline: float
     #: Rows an arm ranks.
     depth: int
+    #: Done once the text arm has no more use for this thread than to take the answer.
+    text_begun: asyncio.Future[None]
     outcome: Outcome = field(default_factory=Outcome)
     #: The query's terms as indexed, where a vector arm makes them needed.
     terms: Sequence[str] = ()
@@ -113,6 +118,10 @@ class _Asked:
     @property
     def left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
+
+    def text_has_begun(self) -> None:
+        if not self.text_begun.done():
+            self.text_begun.set_result(None)
 
 
 class Search:
@@ -144,7 +153,14 @@ class Search:
         reader = Reader(self._table, user_id)
         deadline = time.monotonic() + budget.total
         asked = _Asked(
-            user_id, reader, request.query, filters_of(request), budget, deadline, depth or self._settings.fetch_depth
+            user_id,
+            reader,
+            request.query,
+            filters_of(request),
+            budget,
+            deadline,
+            depth or self._settings.fetch_depth,
+            asyncio.get_running_loop().create_future(),
         )
         outcome = asked.outcome
         text = self._spawn(self._text(asked), asked, "text")
@@ -189,6 +205,12 @@ class Search:
     # -- the arms
 
     async def _text(self, asked: _Asked) -> list[Candidate]:
+        try:
+            return await self._text_found(asked)
+        finally:
+            asked.text_has_begun()
+
+    async def _text_found(self, asked: _Asked) -> list[Candidate]:
         words = await self._words(asked.user_id, asked.query)
         if not words:
             return []
@@ -201,7 +223,7 @@ class Search:
         depth = asked.depth
         # a held tenant has the other columns at hand, and each column read costs
         if (snapshot := self._residents.peek(asked.user_id)) is not None:
-            matches = await asked.reader.text_matches(words, asked.filters, depth + TIES)
+            matches = await asked.reader.text_matches(words, asked.filters, depth + TIES, asked.text_has_begun)
             if (found := snapshot.text_candidates(matches, depth)) is not None:
                 return found
         return await asked.reader.text_arm(words, asked.filters, depth)
@@ -234,6 +256,7 @@ class Search:
         large = rows > self._settings.vector_index_min_rows
         if not large and (snapshot := await self._residents.get(asked.user_id)):
             asked.outcome.snapshot = snapshot
+            await asyncio.wait([asked.text_begun], timeout=_HEAD_START_S)
             # a filter is the table's to apply, before it ranks
             near = snapshot.nearest(values, CANDIDATES) if len(asked.filters) == 1 else None
         else:

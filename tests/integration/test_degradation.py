@@ -180,7 +180,7 @@ async def test_the_worker_waits_for_a_provider_that_is_down(app: App, alice: Ten
 @contextmanager
 def slow_reads(seconds: float, running_now: list[int] | None = None) -> Iterator[None]:
     """Every query of the table takes `seconds` longer; `running_now` becomes [now, most]."""
-    original = AsyncQueryBase.to_arrow
+    original = AsyncQueryBase.to_batches
     counts = running_now if running_now is not None else [0, 0]
 
     async def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +193,7 @@ def slow_reads(seconds: float, running_now: list[int] | None = None) -> Iterator
             counts[0] -= 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AsyncQueryBase, "to_arrow", slow)
+        patch.setattr(AsyncQueryBase, "to_batches", slow)
         yield
 
 
@@ -235,7 +235,7 @@ async def test_a_store_that_fails_leaves_an_empty_context(
         raise OSError("lance error: input/output error")
 
     await alice.batch("the walrus")
-    monkeypatch.setattr(AsyncQueryBase, "to_arrow", fail)
+    monkeypatch.setattr(AsyncQueryBase, "to_batches", fail)
     answer = await alice.post("/v1/context", {"query": "walrus"})
     assert (answer["context"], answer["ids"]) == ("", [])
     for path in ("/v1/memories", "/v1/recall"):

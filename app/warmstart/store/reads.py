@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from lancedb.query import ColumnOrdering, MatchQuery
+from lancedb.query import AsyncQueryBase, ColumnOrdering, MatchQuery
 
 from warmstart.errors import TenantAssertion
 from warmstart.memory import ListRequest, SearchRequest
@@ -139,21 +139,36 @@ class Reader:
 
         return await self._arm(fetch, "_distance", -1.0, depth, _vectors)
 
-    async def text_matches(self, words: str, filters: Sequence[Predicate], limit: int) -> list[tuple[str, float]]:
-        """(id, BM25) of `limit` rows, for a caller that has the rows themselves."""
+    async def text_matches(
+        self, words: str, filters: Sequence[Predicate], limit: int, begun: Callable[[], None] = lambda: None
+    ) -> list[tuple[str, float]]:
+        """(id, BM25) of `limit` rows, for a caller that has the rows themselves.
+
+        `begun` is called when all that is left is to wait for the engine's threads.
+        """
         with translated("search"):
-            rows = await self._text_query(words, filters, limit, ["id", "user_id", "_score"])
+            rows = await self._text_query(words, filters, limit, ["id", "user_id", "_score"], begun)
         return list(zip(self._checked(rows)["id"].to_pylist(), rows["_score"].to_pylist(), strict=True))
 
-    async def _text_query(self, words: str, filters: Sequence[Predicate], limit: int, columns: list[str]) -> pa.Table:
-        return await (
+    async def _text_query(
+        self,
+        words: str,
+        filters: Sequence[Predicate],
+        limit: int,
+        columns: list[str],
+        begun: Callable[[], None] = lambda: None,
+    ) -> pa.Table:
+        query = (
             self._lance.query()
             .nearest_to_text(MatchQuery(words, "search_text"))  # type: ignore[call-arg]
             .where(self._where(filters))
             .limit(limit)
             .select(columns)
-            .to_arrow()
         )
+        # the query's own `to_batches` reads all of them before it returns
+        batches = await AsyncQueryBase.to_batches(query)
+        begun()
+        return pa.Table.from_batches(await batches.read_all(), schema=batches.schema)
 
     async def text_arm(self, words: str, filters: Sequence[Predicate], depth: int) -> list[Candidate]:
         """The `depth` best by BM25, best first."""
