@@ -27,10 +27,9 @@ from warmstart.exchange import MAX_VERSIONS
 from warmstart.migrate import Migrator
 from warmstart.store import history, inventory, marker
 from warmstart.store import predicates as where
-from warmstart.store.changes import TenantWriter
 from warmstart.store.history import History, kept_ids
 from warmstart.store.predicates import Predicate
-from warmstart.store.schema import HISTORY, Row
+from warmstart.store.schema import HISTORY
 from warmstart.worker import Worker
 
 service = pytest.mark.asyncio(loop_scope="module")
@@ -77,6 +76,9 @@ async def test_restoring_a_version_is_an_edit(alice: Tenant) -> None:
     assert [now[k] for k in ("content", "title", "tags", "facts")] == ["first", "One", ["a"], ["f"]]
     assert now["namespace"] == "new-name"
     assert [v["content"] for v in await versions(alice, made["id"])] == ["second", "first"]
+    await alice.patch("/v1/namespaces/new-name", {"name": "old-name"})  # it is all as it was, and yet no version less
+    assert [v["content"] for v in await versions(alice, made["id"])] == ["second", "first"]
+    await alice.patch("/v1/namespaces/old-name", {"name": "new-name"})
     assert (await alice.get(path))["content_hash"] == made["content_hash"]
     stale = await alice.http.post(f"{path}/history/2/restore", headers={"If-Match": '"1"'})
     assert stale.status_code == 412
@@ -182,12 +184,12 @@ async def test_an_edit_cut_off_after_the_text_was_kept_shows_nothing_twice(
 ) -> None:
     memory_id = await edited(tmp_path, 1)
 
-    async def cut_off(*_: Any) -> Row:
+    def cut_off(*_: Any) -> Any:
         raise RuntimeError("killed")
 
     async with open_store(tmp_path) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(TenantWriter, "_update", cut_off)
+            patch.setattr(store.table.lance, "merge_insert", cut_off)
             for _ in range(2):
                 with pytest.raises(Exception, match="nothing was lost"), capture_logs():
                     await store.tenant().edit(memory_id, {"content": "never"}, None, etag)

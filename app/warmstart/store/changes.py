@@ -8,13 +8,14 @@ from datetime import datetime, timedelta
 
 import pyarrow as pa
 
-from warmstart.errors import Conflict, Duplicate, Expired, NotFound, Stale
+from warmstart.errors import Conflict, Duplicate, Expired, NotFound
 from warmstart.store import predicates as where
-from warmstart.store.history import History, remove
-from warmstart.store.links import HIDDEN, LINKED, NONE, join, links_of
+from warmstart.store.edits import Edit, check_match, edit_all, later_than
+from warmstart.store.history import remove
+from warmstart.store.links import HIDDEN, LINKED, NONE, links_of
 from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Inspector, Reader, check_tenant
-from warmstart.store.schema import Row, derived, now, schema, title_of
+from warmstart.store.schema import Row, now, schema
 from warmstart.store.superseding import Superseding
 from warmstart.store.table import Table
 from warmstart.store.writer import Inserted, Writer, check_numbers, key_of
@@ -30,7 +31,6 @@ class TenantWriter:
         self._user_id = user_id
         self._reader = Reader(table, user_id)
         self._history_table = table.history
-        self._history = History(table, user_id)
         self._trash = trash
 
     async def save(self, rows: Sequence[Row], fields: Sequence[str]) -> list[Inserted]:
@@ -75,43 +75,16 @@ class TenantWriter:
         return Superseding(self._table, self._reader, touched)
 
     async def edit(self, memory_id: str, values: Row, if_match: str | None, etag: Callable[[Row], str]) -> Row:
-        """Set `values` in place, and keep what they replace.
-
-        New content recomputes what derives from it and queues its vector anew.
-        """
-
-        async def run() -> Row:
-            row = await self._one(memory_id)
-            if row["deleted_at"] is not None:
-                raise Conflict(f"{memory_id} is in the trash: restore it first", id=memory_id)
-            _check_match(row, if_match, etag)
-            linked = links_of(row["metadata"])
-            given = dict(values)
-            if "metadata" in given:
-                given["metadata"] = join(given["metadata"], linked)
-            changed = {k: v for k, v in given.items() if row[k] != v}
-            if not changed:
-                return row
-            if "content" in changed and "title" not in values and row["title"] == title_of(row["content"]):
-                changed["title"] = title_of(changed["content"])
-            after = row | changed
-            changed |= derived(after)
-            if changed["content_hash"] != row["content_hash"]:
-                # what another memory replaces has no vector, and waits for none
-                changed |= {"embedding": None, "embedding_status": "ready" if linked.superseded_by else "queued"}
-            if (changed["content_hash"], after["namespace"]) != (row["content_hash"], row["namespace"]):
-                await self._refuse_second(changed["content_hash"], after["namespace"], memory_id)
-            await self._history.keep(row)
-            return await self._update(row, changed)
-
-        return await self._writer.change(run, {self._user_id: [memory_id]})
+        """Set `values` in place, and keep what they replace."""
+        edit = Edit(self._user_id, memory_id, values, if_match, etag)
+        return await self._writer.together(edit_all, edit, {self._user_id: [memory_id]})
 
     async def delete(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> Row:
         """To the trash; a row that is there already stays as it is."""
 
         async def run() -> Row:
             row = await self._one(memory_id)
-            _check_match(row, if_match, etag)
+            check_match(row, if_match, etag)
             if row["deleted_at"] is not None:
                 return row
             await self._superseding(touched).release([row])
@@ -131,7 +104,7 @@ class TenantWriter:
     async def delete_for_good(self, memory_id: str, if_match: str | None, etag: Callable[[Row], str]) -> None:
         async def run() -> None:
             row = await self._one(memory_id)
-            _check_match(row, if_match, etag)
+            check_match(row, if_match, etag)
             await self._superseding(touched).release([row])
             await remove(self._history_table, [memory_id], self._user_id)
             await self._lance.delete(self._row(memory_id))
@@ -217,8 +190,7 @@ class TenantWriter:
                 raise Duplicate(f"{row['id']} in namespace {namespace!r} has this content already", id=row["id"])
 
     async def _update(self, row: Row, changed: Row) -> Row:
-        # strictly later than before, so that an ETag never names two states
-        changed["updated_at"] = max(now(), row["updated_at"] + timedelta(microseconds=1))
+        changed["updated_at"] = later_than(row)
         await self._lance.update(where=self._row(row["id"]), updates_sql=assignments(changed))
         return {k: v for k, v in (row | changed).items() if k in row}
 
@@ -227,11 +199,6 @@ class TenantWriter:
             where=(where.tenant(self._user_id) & rows).sql, updates_sql=assignments(changed)
         )
         return int(result.rows_updated)
-
-
-def _check_match(row: Row, if_match: str | None, etag: Callable[[Row], str]) -> None:
-    if if_match and if_match != "*" and etag(row) not in [part.strip() for part in if_match.split(",")]:
-        raise Stale(f"{row['id']} changed since it was read: read it again and repeat the change", id=row["id"])
 
 
 def assignments(values: Row) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,16 +21,22 @@ from warmstart.store.repair import mark_synced
 from warmstart.store.schema import EDITABLE, HISTORY, HISTORY_COLUMNS, Row, history_schema
 from warmstart.store.table import Table, translated
 
+#: Content by its hash, which is shorter.
+_COMPARED: Final = [*(name for name in EDITABLE if name != "content"), "content_hash"]
+
 
 class History:
-    """The earlier texts of one tenant's memories. What changes is called under the write lock only."""
+    """The earlier texts of one tenant's memories."""
 
     def __init__(self, table: Table, user_id: str) -> None:
         self._table: HistoryTable = table.history
         self._user_id = user_id
 
     async def page(self, current: Row, before: int | None, limit: int) -> list[Row]:
-        """At most `limit` versions older than `before` of the memory that is `current` now, newest first."""
+        """At most `limit` versions older than `before` of the memory that is `current` now, newest first.
+
+        What is older than `before` may say what is said now, and is an earlier text all the same.
+        """
         lance = await self._table.find()
         if lance is None:
             return []
@@ -38,7 +45,7 @@ class History:
             filters.append(where.compare("version", "<", before))
         # one more, since the newest may be the present text
         found = await self._rows(lance, filters, limit + 1)
-        return newest_first(current, found)[:limit]
+        return (found if before else newest_first(current, found))[:limit]
 
     async def version(self, memory_id: str, version: int) -> Row | None:
         lance = await self._table.find()
@@ -61,36 +68,69 @@ class History:
         check_tenant((row["user_id"] for row in found), self._user_id)
         return found
 
-    async def keep(self, row: Row) -> None:
-        """`row`, a memory that is about to be edited; on the disk for good when this returns.
 
-        So no crash can leave the edit without the text it replaced. The other way
-        round, a text that is kept but was not replaced, is seen by `page`.
-        """
-        lance = await self._table.make()
-        known = await self._rows(lance, [where.equals("memory_id", row["id"])], 1)
-        version = known[0]["version"] + 1 if known else 1
-        if not known or not _is_present(known[0], row):
-            kept = {name: row[name] for name in HISTORY_COLUMNS if name in row}
-            kept |= {"memory_id": row["id"], "version": version}
-            await lance.add(pa.Table.from_pylist([kept], schema=history_schema()))
-            if version > MAX_VERSIONS:
-                mine = where.tenant(self._user_id) & where.equals("memory_id", row["id"])
-                oldest = mine & where.compare("version", "<=", version - MAX_VERSIONS)
-                await lance.delete(oldest.sql)
-        await _sync(self._table, lance)
+async def keep(table: HistoryTable, rows: Sequence[Row]) -> None:
+    """`rows`, memories of any tenants that are about to be edited; on the disk for good when this returns.
+
+    So no crash can leave an edit without the text it replaced. The other way
+    round, a text that is kept but was not replaced, is seen by `page`.
+    Under the write lock only.
+    """
+    lance = await table.make()
+    newest = await _newest(lance, rows)
+    kept, too_old = [], []
+    for row in rows:
+        known = newest.get(row["id"])
+        if known and _is_present(known, row):
+            continue
+        version = known["version"] + 1 if known else 1
+        kept.append(
+            {name: row[name] for name in HISTORY_COLUMNS if name in row} | {"memory_id": row["id"], "version": version}
+        )
+        if version > MAX_VERSIONS:
+            too_old.append(_of(row) & where.compare("version", "<=", version - MAX_VERSIONS))
+    if kept:
+        await lance.add(pa.Table.from_pylist(kept, schema=history_schema()))
+    if too_old:
+        await lance.delete(where.any_of(too_old).sql)
+    await _sync(table, lance)
+
+
+def _of(row: Row) -> Predicate:
+    return where.tenant(row["user_id"]) & where.equals("memory_id", row["id"])
+
+
+async def _newest(lance: AsyncTable, rows: Sequence[Row]) -> dict[str, Row]:
+    """The newest version of each of the memories `rows` that has one, without its content."""
+    with translated("read the history"):
+        # once more without the tenants, where the index is used
+        mine = where.any_of([_of(row) for row in rows]) & where.one_of("memory_id", [row["id"] for row in rows])
+        found = await lance.query().where(mine.sql).select([c for c in HISTORY_COLUMNS if c != "content"]).to_arrow()
+    places: dict[str, tuple[int, int]] = {}
+    for place, (memory_id, version) in enumerate(
+        zip(found["memory_id"].to_pylist(), found["version"].to_pylist(), strict=True)
+    ):
+        places[memory_id] = max((version, place), places.get(memory_id, (0, 0)))
+    owners = {row["id"]: row["user_id"] for row in rows}
+    newest: dict[str, Row] = {}
+    for version in found.take(pa.array([place for _, place in places.values()], pa.int64())).to_pylist():
+        check_tenant([version["user_id"]], owners[version["memory_id"]])
+        newest[version["memory_id"]] = version
+    return newest
 
 
 def newest_first(current: Row, versions: Sequence[Row]) -> list[Row]:
-    """The earlier texts among `versions` of the memory that is `current`."""
-    return [v for v in sorted(versions, key=lambda v: -v["version"]) if not _is_present(v, current)]
+    """The earlier texts among `versions`, the newest of them included, of the memory that is `current`."""
+    earlier = [v for v in versions if v["updated_at"] < current["updated_at"]]
+    found = sorted(earlier, key=lambda v: -v["version"])
+    return found[1:] if found and _is_present(found[0], current) else found
 
 
 def _is_present(version: Row, current: Row) -> bool:
-    """Whether a version was kept for an edit that never came."""
+    """Whether the newest version was kept for an edit that never came."""
     if version["updated_at"] >= current["updated_at"]:
         return True
-    return all(version[name] == current[name] for name in EDITABLE)
+    return all(version[name] == current[name] for name in _COMPARED)
 
 
 async def remove(table: HistoryTable, ids: Sequence[str], user_id: str | None = None) -> None:

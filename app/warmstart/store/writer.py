@@ -33,7 +33,7 @@ from warmstart.store.table import Table, store_problem
 log = structlog.get_logger(__name__)
 
 MAX_PENDING: Final = 1_000
-#: Rows that one group inserts; it also bounds the predicate of the duplicate check.
+#: Rows that one group writes; it also bounds the predicate of the duplicate check.
 MAX_GROUP_ROWS: Final = 500
 #: In a group, changes that each make a version of their own.
 MAX_GROUP_CHANGES: Final = 16
@@ -41,6 +41,7 @@ MAX_GROUP_CHANGES: Final = 16
 #: Tenant, namespace, hash of the content.
 Key = tuple[str, str, str]
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,31 @@ class _Change:
     done: asyncio.Future[Any]
 
 
+#: Makes changes of one kind at once: for each what it gave, or why it failed.
+Together = Callable[[Table, "Writer", Sequence[T]], Awaitable[list[U | Exception]]]
+
+
+@dataclass(slots=True)
+class _Joint:
+    run: Together[Any, Any]
+    change: Any
+    touches: Rows
+    done: asyncio.Future[Any]
+
+
 @dataclass(slots=True)
 class _Group:
     inserts: list[_Insert] = field(default_factory=list)
     changes: list[_Change] = field(default_factory=list)
+    joint: dict[Together[Any, Any], list[_Joint]] = field(default_factory=dict)
     rows: int = 0
 
     def full(self) -> bool:
         return self.rows >= MAX_GROUP_ROWS or len(self.changes) >= MAX_GROUP_CHANGES
 
     def futures(self) -> list[asyncio.Future[Any]]:
-        return [*(op.done for op in self.inserts), *(op.done for op in self.changes)]
+        joint = [op.done for ops in self.joint.values() for op in ops]
+        return [*(op.done for op in self.inserts), *(op.done for op in self.changes), *joint]
 
 
 class Writer:
@@ -85,7 +100,7 @@ class Writer:
         self._table = table
         self._lance = table.lance
         self._space = space
-        self._queue: asyncio.Queue[_Insert | _Change] = asyncio.Queue(MAX_PENDING)
+        self._queue: asyncio.Queue[_Insert | _Change | _Joint] = asyncio.Queue(MAX_PENDING)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._gatherer = Gatherer()
@@ -120,12 +135,17 @@ class Writer:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         return await self._submit(_Change(run, touches, done), done)
 
+    async def together(self, run: Together[T, U], change: T, touches: Rows) -> U:
+        """As `change`, for one that `run` makes in one commit with those of its kind that wait beside it."""
+        done: asyncio.Future[U] = asyncio.get_running_loop().create_future()
+        return await self._submit(_Joint(run, change, touches, done), done)
+
     @property
     def takes_vectors(self) -> bool:
         """Whether this process's vectors belong into the table; two spaces are never mixed."""
         return self._space == self._table.space
 
-    async def _submit(self, operation: _Insert | _Change, done: asyncio.Future[T]) -> T:
+    async def _submit(self, operation: _Insert | _Change | _Joint, done: asyncio.Future[T]) -> T:
         if self._closed:
             raise StoreUnavailable("the service is stopping; nothing was written, try again", retry_after=5)
         await self._table.refresh()
@@ -184,10 +204,13 @@ class Writer:
             self._gatherer.forget()
 
     @staticmethod
-    def _take(group: _Group, operation: _Insert | _Change) -> None:
+    def _take(group: _Group, operation: _Insert | _Change | _Joint) -> None:
         if isinstance(operation, _Insert):
             group.inserts.append(operation)
             group.rows += len(operation.rows)
+        elif isinstance(operation, _Joint):
+            group.joint.setdefault(operation.run, []).append(operation)
+            group.rows += 1
         else:
             group.changes.append(operation)
 
@@ -219,6 +242,17 @@ class Writer:
                     touched = None
                 elif touched is not None:
                     merge(touched, change.touches)
+            for run, operations in group.joint.items():
+                done = [op.done for op in operations]
+                try:
+                    made = await run(self._table, self, [op.change for op in operations])
+                    for future, each in zip(done, made, strict=True):
+                        answers.append((future, None, each) if isinstance(each, Exception) else (future, each, None))
+                except Exception as error:
+                    answers += [(future, None, error) for future in done]
+                if touched is not None:
+                    for joint in operations:
+                        merge(touched, joint.touches)
             directory = self._table.directory
             if directory is not None:
                 after = await self._lance.version()
