@@ -168,17 +168,17 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         settings.warmstart_home.mkdir(parents=True, exist_ok=True, mode=0o700)
         cache = open_cache(settings)
         stack.push_async_callback(cache.close)
-        table = await open_table(settings.lancedb, settings.space)
         local = None
         if not settings.openai_base_url and settings.embedding_enabled:
             from warmstart.local_embedder import LocalEmbedder
 
             local = LocalEmbedder()
             stack.push_async_callback(local.stop)
-        # the model and Postgres take a second each, side by side
+        # the model takes as long as what else is opened
         model = asyncio.create_task(local.start() if local else asyncio.sleep(0))
         stack.push_async_callback(asyncio.wait, {model})
         stack.callback(model.cancel)
+        table = await open_table(settings.lancedb, settings.space)
         dsn = settings.database_url.get_secret_value()
         if not dsn:
             from warmstart.postgres import EmbeddedPostgres

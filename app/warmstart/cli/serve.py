@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import secrets
 import signal
@@ -130,11 +131,16 @@ class Service:
     async def _run(self) -> None:
         # here, since a refused start need not wait for these
         from warmstart.runtime import open_runtime
-        from warmstart.web.app import create_app
 
         async with AsyncExitStack() as stack:
+            # half a second of imports, while Postgres and the model, processes of their own, start
+            importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "warmstart.mcp_server"))
+            stack.push_async_callback(asyncio.wait, {importing})
             runtime = await stack.enter_async_context(open_runtime(self._settings))
             first = await self._admit(runtime)
+            await importing
+            from warmstart.web.app import create_app
+
             app = LastUse(create_app(lambda: nullcontext(runtime)))
             server = _server(app, lambda: self._started(first), lambda: self._stopping(first))
             if self._options.worker:
