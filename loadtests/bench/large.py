@@ -47,7 +47,7 @@ ROUNDS: Final = 100
 #: What another tenant saves meanwhile.
 SAVES_A_SECOND: Final = 2.0
 #: Callers that edit at once, and how long old versions stay meanwhile: the least that the setting allows.
-EDITORS: Final = 8
+EDITORS: Final = 64
 RETENTION_S: Final = 60
 LOOKS: Final = 5
 
