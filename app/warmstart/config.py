@@ -118,7 +118,9 @@ class Settings(BaseModel):
     )
 
     resident_mb: Positive = Field(
-        256, description="Memory for tenants whose rows and vectors are held in it: some 1.3 KB a memory."
+        256,
+        description="Memory for tenants whose rows and vectors are held in it, some 1.3 KB a memory; half as much "
+        "more is for parts of the indices.",
     )
 
     query_cache_ttl_s: Positive = Field(5, description="How long a query's vector is cached.")
@@ -196,6 +198,11 @@ class Settings(BaseModel):
     @property
     def lancedb(self) -> str:
         return self.lancedb_uri or str(self.warmstart_home / "lancedb")
+
+    @property
+    def index_cache_bytes(self) -> int:
+        """Of an open table: half of what held tenants may take."""
+        return max(self.resident_mb, 32) << 19
 
 
 SECRETS: Final = frozenset(n for n, f in Settings.model_fields.items() if f.annotation is SecretStr)

@@ -178,7 +178,7 @@ async def open_runtime(settings: Settings) -> AsyncIterator[Runtime]:
         model = asyncio.create_task(local.start() if local else asyncio.sleep(0))
         stack.push_async_callback(asyncio.wait, {model})
         stack.callback(model.cancel)
-        table = await open_table(settings.lancedb, settings.space)
+        table = await open_table(settings.lancedb, settings.space, settings.index_cache_bytes)
         dsn = settings.database_url.get_secret_value()
         if not dsn:
             from warmstart.postgres import EmbeddedPostgres

@@ -27,8 +27,9 @@ from warmstart.store.schema import BTREE_COLUMNS, FTS_OPTIONS, SPACE_KEY, TABLE,
 
 log = structlog.get_logger(__name__)
 
-_INDEX_CACHE_BYTES: Final = 256 << 20
-_METADATA_CACHE_BYTES: Final = 64 << 20
+#: Each commit makes new entries, and the old ones go only where there is no room: both caches are full in time.
+_INDEX_CACHE_BYTES: Final = 64 << 20
+_METADATA_CACHE_BYTES: Final = 32 << 20
 #: Seconds after which a writer may ask whether a migration is over.
 MIGRATING_RETRY_S: Final = 10
 
@@ -107,7 +108,7 @@ class Table:
         return round(min(1.0, rows / migration.rows), 4) if migration.rows else 1.0
 
 
-async def open_table(uri: str, space: Space) -> Table:
+async def open_table(uri: str, space: Space, index_cache_bytes: int = _INDEX_CACHE_BYTES) -> Table:
     """The table at `uri`, made with `space` and all its indices where there is none.
 
     Raises StoreUnavailable, DiskFull, or Migrating where there is none since a
@@ -121,7 +122,7 @@ async def open_table(uri: str, space: Space) -> Table:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = FileLock(directory)
         session = lancedb.Session(
-            index_cache_size_bytes=_INDEX_CACHE_BYTES, metadata_cache_size_bytes=_METADATA_CACHE_BYTES
+            index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=_METADATA_CACHE_BYTES
         )
         connection = await lancedb.connect_async(
             str(directory), read_consistency_interval=timedelta(0), session=session
