@@ -13,7 +13,7 @@ import json
 import math
 import struct
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from warmstart.config import Settings
 from warmstart.embedding_wire import Result, Throttled, Vector, fetch, pack, unpack
 from warmstart.errors import CacheUnavailable, EmbeddingError
 from warmstart.metrics import EmbeddingKind, Metrics
+from warmstart.portion import Portion
 from warmstart.upstash import Cache
 
 #: Requests under way at once, for queries and for documents each; further ones wait.
@@ -93,6 +94,7 @@ class Embedder:
         self._http = httpx.AsyncClient(headers=headers, transport=transport, timeout=None)  # noqa: S113
         self._queries = _Lane.of("query", space.query_prefix)
         self._documents = _Lane.of("document", space.doc_prefix)
+        self._portion = Portion(settings.embed_batch_size)
         self._flights: dict[str, _Flight] = {}
         self._writes: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -153,7 +155,7 @@ class Embedder:
         keys = [self._key("ws:e:", self._documents.prefix, _sha256(text)) for text in texts]
         known: dict[str, Result] = {**await self._cached(list(dict.fromkeys(keys)), deadline)}
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
-        parts = _parts(list(missing.values()), self._settings.embed_batch_size)
+        parts = _parts(list(missing.values()), lambda: self._portion.size)
         results = await self._in_parts(self._documents, parts, deadline)
         fresh = dict(zip(missing, results, strict=True))
         self._store(fresh.items(), self._settings.embedding_cache_ttl_s)
@@ -224,7 +226,7 @@ class Embedder:
         if len(texts) > 1:
             # A death costs a restart, a refusal only one more request.
             size = 1 if died else (len(texts) + 1) // 2
-            return await self._in_parts(lane, _parts(texts, size), deadline)
+            return await self._in_parts(lane, _parts(texts, lambda: size), deadline)
         if died and not again:
             return await self._embed(lane, texts, deadline, again=True)
         return [EmbeddingError(failure.reason, "the provider fails on this text alone", text_at_fault=True)]
@@ -252,7 +254,10 @@ class Embedder:
             try:
                 async with asyncio.timeout_at(deadline), lane.slots:
                     prefixed = [lane.prefix + text for text in texts]
+                    began = time.perf_counter()
                     results = await fetch(self._http, self._url, self.space.model, prefixed, self.space.dim)
+                    if lane is self._documents:
+                        self._portion.took(len(texts), time.perf_counter() - began)
             except TimeoutError:
                 raise EmbeddingError("timeout", "no answer within its time") from None
             if all(isinstance(result, EmbeddingError) for result in results):
@@ -338,12 +343,12 @@ class Embedder:
             pass
 
 
-def _parts(texts: list[str], size: int) -> Iterator[list[str]]:
-    """In order, at most `size` texts and MAX_REQUEST_CHARS each, but at least one text."""
+def _parts(texts: list[str], size: Callable[[], int]) -> Iterator[list[str]]:
+    """In order, at most `size` texts, as it is then, and MAX_REQUEST_CHARS each, but at least one text."""
     part: list[str] = []
     chars = 0
     for text in texts:
-        if part and (len(part) == size or chars + len(text) > MAX_REQUEST_CHARS):
+        if part and (len(part) >= size() or chars + len(text) > MAX_REQUEST_CHARS):
             yield part
             part, chars = [], 0
         part.append(text)

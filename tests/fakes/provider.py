@@ -81,6 +81,8 @@ class FakeProvider:
         #: Only requests with this in one of their texts meet `mode`; the others are answered.
         self.only_for: str | None = None
         self.delay_s = 0.0
+        #: For each text of a request.
+        self.delay_each_s = 0.0
         #: Requests are received, and answered once this is false again.
         self.held = False
         self.retry_after: str | None = None
@@ -163,6 +165,8 @@ class FakeProvider:
         mode: Mode = self.mode if struck else "ok"
         if struck and self.delay_s:
             await asyncio.sleep(self.delay_s)
+        if self.delay_each_s:
+            await asyncio.sleep(self.delay_each_s * len(request.texts))
         while struck and self.held:  # noqa: ASYNC110 - it is let go from another thread
             await asyncio.sleep(0.005)
         return await self._answer(mode, request, writer)

@@ -141,7 +141,7 @@ async def test_each_request_is_timed_or_counted_by_what_went_wrong(provider: Fak
     metrics = Metrics()
     embedder = Embedder(Settings(embedding_dim=DIM), cache, base_url=provider.url, metrics=metrics)
     await embedder.embed_query("a", BUDGET_S)
-    await embedder.embed_documents(["a", "b"], BUDGET_S)
+    await embedder.embed_documents(["a"], BUDGET_S)
     provider.mode = "status-503"
     assert await reason_of(embedder.embed_query("b", BUDGET_S)) == "status-503"
     await embedder.close()
@@ -158,15 +158,25 @@ async def test_batches_are_split_at_the_limit_and_come_back_in_order(make: Make,
     provider.mode = "out-of-order"
     texts = [f"text {n}" for n in range(7)]
     vectors = await make(embed_batch_size=3).embed_documents(texts, BUDGET_S)
-    assert [len(request.texts) for request in provider.requests] == [3, 3, 1]
+    assert [len(request.texts) for request in provider.requests] == [1, 2, 3, 1]
     for text, vector in zip(texts, vectors, strict=True):
         assert vector == pytest.approx(unit(vector_of(f"passage: {text}", DIM)), rel=HALF)
+
+
+async def test_a_slow_provider_gets_few_texts_at_once(make: Make, provider: FakeProvider) -> None:
+    """So that a query which comes meanwhile is soon its turn."""
+    provider.delay_each_s = 0.1
+    vectors = await make(embed_batch_size=32).embed_documents([f"text {n}" for n in range(12)], 10)
+    sizes = [len(request.texts) for request in provider.requests]
+    assert len(vectors) == sum(sizes) == 12
+    assert sizes[0] == 1
+    assert max(sizes) <= 3
 
 
 async def test_long_texts_go_in_smaller_requests(embedder: Embedder, provider: FakeProvider) -> None:
     texts = [f"{n}" + "x" * 7_999 for n in range(9)] + ["y" * 50_000, "z"]
     assert len(await embedder.embed_documents(texts, BUDGET_S)) == 11
-    assert [len(request.texts) for request in provider.requests] == [4, 4, 1, 1, 1]
+    assert [len(request.texts) for request in provider.requests] == [1, 2, 4, 2, 1, 1]
 
 
 async def test_no_texts_need_no_provider(embedder: Embedder, provider: FakeProvider) -> None:
@@ -177,7 +187,7 @@ async def test_no_texts_need_no_provider(embedder: Embedder, provider: FakeProvi
 async def test_any_text_can_be_sent(embedder: Embedder, provider: FakeProvider) -> None:
     texts = ["", "\x00", "\ud800", "😀", "記憶", '"quoted\\"', "x" * 8000]
     assert len(await embedder.embed_documents(texts, BUDGET_S)) == len(texts)
-    assert provider.requests[0].texts[3:5] == ["passage: 😀", "passage: 記憶"]
+    assert [text for request in provider.requests for text in request.texts][3:5] == ["passage: 😀", "passage: 記憶"]
 
 
 async def test_base64_and_lists_give_the_same_unit_vector(make: Make, provider: FakeProvider) -> None:
@@ -427,7 +437,7 @@ async def test_a_reset_by_chance_is_no_fault_of_the_text(
 
 async def test_a_deadly_text_kills_no_more_often_than_needed(embedder: Embedder, provider: FakeProvider) -> None:
     provider.mode, provider.only_for = "reset", "poison"
-    await embedder.embed_each([*(f"text {n}" for n in range(15)), "poison"], BUDGET_S)
+    await embedder.embed_each([*(f"text {n}" for n in range(5)), "poison", *"abc"], BUDGET_S)
     deadly = [request for request in provider.requests if "passage: poison" in request.texts]
     assert len(deadly) == 3  # with the others, alone, and alone again to be sure
 

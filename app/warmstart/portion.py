@@ -1,0 +1,32 @@
+"""How many texts go to an embedding provider at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: A query that comes meanwhile waits behind them so much longer than behind one.
+TARGET_S: Final = 0.2
+#: A request of one text is a save's, which others let pass.
+LEAST: Final = 2
+
+
+class Portion:
+    """As many texts a request as the provider takes TARGET_S longer for than for one.
+
+    So a processor gets a few, and what has a graphics card or is far away, where
+    more texts cost hardly more time, as many as it takes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        #: Seconds that a request of one text takes.
+        self._alone: float | None = None
+        self.size = 1
+
+    def took(self, texts: int, seconds: float) -> None:
+        """A request of so many was answered after so long."""
+        if texts == 1 or self._alone is None or seconds < self._alone:
+            self._alone = seconds
+        each = (seconds - self._alone) / (texts - 1) if texts > 1 else 0.0
+        fitting = 1 + int(TARGET_S / each) if each > 0 else self._most
+        self.size = min(self._most, max(LEAST, min(fitting, 2 * self.size)))
