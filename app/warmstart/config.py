@@ -100,7 +100,7 @@ class Settings(BaseModel):
     )
     embed_query_prefix: str | None = Field(None, description='Prefix of queries; unset: "query: " for e5, else none.')
     embed_batch_size: Annotated[int, Field(ge=1, le=2048)] = Field(
-        32, description="Texts a provider takes in one request."
+        32, description="Texts a provider takes in one request; one that is slow gets fewer."
     )
     embed_max_attempts: Positive = Field(5, description="Tries before a text that fails alone is marked failed.")
 
