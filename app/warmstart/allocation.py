@@ -1,7 +1,8 @@
 """A process's memory: how much there may be, and bounds on what the engine takes of it beside its caches.
 
 A process that compacts 100,000 memories for the third time: 871 MB, and 835 are kept; with few arenas 617 and 371; with
-all three of these 490 and 227.
+the read-ahead and what is given back 490 and 227. A server of 10,000 memories after a minute of edits and searches: 287
+MB of its own, with the allocator of all else for Arrow 180.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from typing import Final
 _M_ARENA_MAX: Final = -8
 _ARENAS: Final = 2
 _CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
+_ARROW_ALLOCATOR: Final = "ARROW_DEFAULT_MEMORY_POOL"
 _READ_AHEAD: Final = "LANCE_DEFAULT_IO_BUFFER_SIZE"
 _READ_AHEAD_BYTES: Final = 32 << 20
 
 
-def limit_malloc_arenas() -> None:
-    """glibc gives each of the engine's threads an arena of its own and returns none: some 100 MB for nothing."""
+def limit_allocators() -> None:
+    """Before Arrow is imported. Each allocator keeps what it got: glibc for each of the engine's threads, Arrow in one
+    of its own beside glibc."""
     _glibc("mallopt", _M_ARENA_MAX, _ARENAS)
+    os.environ.setdefault(_ARROW_ALLOCATOR, "system")
 
 
 def limit_read_ahead() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from warmstart.allocation import limit_malloc_arenas, limit_read_ahead
+from warmstart.allocation import limit_allocators, limit_read_ahead
 from warmstart.cli import output
 from warmstart.cli.progress import Progress
 from warmstart.config import Settings, Space, load
@@ -45,7 +45,7 @@ def dimension(to: int | None, only_plan: bool, rollback: bool, allow_root: bool,
     if rollback == (to is not None) or (rollback and only_plan):
         raise click.UsageError("say either --to N (with --plan or without) or --rollback")
     output.log_quietly()
-    limit_malloc_arenas()
+    limit_allocators()
     limit_read_ahead()
     settings = load()
     refuse_root(allow_root)

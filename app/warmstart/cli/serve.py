@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from warmstart import __version__, logs
-from warmstart.allocation import limit_malloc_arenas
+from warmstart.allocation import limit_allocators
 from warmstart.cli import announce
 from warmstart.config import SECRETS, Settings, load
 from warmstart.errors import BookkeepingUnavailable
@@ -55,7 +55,7 @@ def serve(
 
     With DATABASE_URL set, the worker is a process of its own: `warmstart worker`.
     """
-    limit_malloc_arenas()
+    limit_allocators()
     settings = load(host=host, port=port)
     refuse_root(allow_root)
     home = Home(settings.warmstart_home)

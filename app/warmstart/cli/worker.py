@@ -8,7 +8,7 @@ import signal
 import click
 from pydantic import SecretStr
 
-from warmstart.allocation import limit_malloc_arenas, limit_read_ahead
+from warmstart.allocation import limit_allocators, limit_read_ahead
 from warmstart.cli.serve import configure_logs, is_embedded
 from warmstart.config import Settings, load
 from warmstart.home import refuse_root
@@ -23,7 +23,7 @@ def worker(retry_failed: bool, allow_root: bool) -> None:
     `warmstart serve` does this itself, unless DATABASE_URL is set or it was given --no-worker.
     With DATABASE_URL it answers /healthz and /metrics on HOST and PORT.
     """
-    limit_malloc_arenas()
+    limit_allocators()
     limit_read_ahead()
     settings = load()
     refuse_root(allow_root)
