@@ -93,8 +93,9 @@ def _title(path: str, name: str, symbol: Symbol) -> str:
         return path[-MAX_TITLE:]
     if symbol.kind == "section":
         return name[:MAX_TITLE]
-    plain = name.partition("#")[0]
-    _, found, rest = symbol.signature.partition(_simple(plain))
+    plain = name.partition("#")[0] or name
+    # of a name that ends in a separator nothing is left
+    _, found, rest = symbol.signature.partition(_simple(plain) or plain)
     title = plain + (rest if found and rest.startswith(("(", "<", "[")) else "")
     return title if len(title) <= MAX_TITLE else title[: MAX_TITLE - 1] + "…"
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,13 @@ def test_two_that_say_the_same_are_one() -> None:
 
 PRINTABLE = st.characters(exclude_categories=("C", "Z"))
 NAMES = st.text(PRINTABLE, min_size=1, max_size=60) | st.text("ab𝒳字", min_size=1, max_size=9).map(lambda t: t * 5_000)
+
+
+@pytest.mark.parametrize("name", [".", "::", "a.", "#", "#a", "a#"])
+def test_a_name_of_separators_is_a_name(name: str) -> None:
+    symbol = Symbol(name, "class", 1, f"class {name}(x)", "", (), (), ())
+    [made] = assemble("a.py", "python", [symbol], "n", "i", tokens=False)
+    assert made.memory.title
 
 
 @settings(max_examples=40, deadline=None)
