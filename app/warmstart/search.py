@@ -164,6 +164,7 @@ class Search:
         )
         outcome = asked.outcome
         text = self._spawn(self._text(asked), asked, "text")
+        text.add_done_callback(lambda _: asked.text_has_begun())
         off = self.vectors_off
         vector = None if off else asyncio.create_task(self._vector_arm(asked))
         if vector:
@@ -205,12 +206,6 @@ class Search:
     # -- the arms
 
     async def _text(self, asked: _Asked) -> list[Candidate]:
-        try:
-            return await self._text_found(asked)
-        finally:
-            asked.text_has_begun()
-
-    async def _text_found(self, asked: _Asked) -> list[Candidate]:
         words = await self._words(asked.user_id, asked.query)
         if not words:
             return []

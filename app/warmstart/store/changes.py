@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 import pyarrow as pa
 
-from warmstart.errors import Conflict, Duplicate, Expired, NotFound
+from warmstart.errors import Conflict, Expired, NotFound
 from warmstart.store import predicates as where
-from warmstart.store.edits import Edit, check_match, edit_all, later_than
+from warmstart.store.edits import Edit, check_match, duplicate, edit_all, later_than
 from warmstart.store.history import remove
 from warmstart.store.links import HIDDEN, LINKED, NONE, links_of
 from warmstart.store.predicates import Predicate
@@ -131,7 +131,8 @@ class TenantWriter:
                 return row
             if row["expires_at"] <= now():
                 raise Expired(f"{memory_id} could be restored until {row['expires_at'].isoformat()}", id=memory_id)
-            await self._refuse_second(row["content_hash"], row["namespace"], memory_id)
+            if there := (await self._writer.known_now([row])).get(key_of(row)):
+                raise duplicate(there, row["namespace"])
             restored = await self._update(row, {"deleted_at": None, "expires_at": None})
             await self._superseding(touched).take_again(restored)
             return restored
@@ -178,16 +179,6 @@ class TenantWriter:
         if row is None:
             raise NotFound(f"no memory {memory_id}", id=memory_id)
         return row
-
-    async def _refuse_second(self, content_hash: str, namespace: str, but: str) -> None:
-        same = [
-            where.active(),
-            where.equals("namespace", namespace),
-            where.equals("content_hash", content_hash),
-        ]
-        for row in await self._reader.page(same, "recency", None, 2):
-            if row["id"] != but:
-                raise Duplicate(f"{row['id']} in namespace {namespace!r} has this content already", id=row["id"])
 
     async def _update(self, row: Row, changed: Row) -> Row:
         changed["updated_at"] = later_than(row)

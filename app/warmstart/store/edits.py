@@ -15,7 +15,7 @@ from warmstart.store.history import keep
 from warmstart.store.links import join, links_of
 from warmstart.store.reads import check_tenant
 from warmstart.store.schema import SHOWN, Row, derived, now, schema, title_of
-from warmstart.store.table import Table
+from warmstart.store.table import Table, rewrite
 from warmstart.store.writer import Key, Writer, key_of
 
 
@@ -58,12 +58,7 @@ async def _edit_each(table: Table, writer: Writer, edits: Sequence[Edit]) -> lis
     fresh = [row for row in planned if isinstance(row, dict) and row is not rows[row["id"]]]
     if fresh:
         await keep(table.history, [rows[row["id"]] for row in fresh])
-        await (
-            table.lance.merge_insert("id")
-            .when_matched_update_all()
-            # a row that waits for its vector has none, which is a bad one for the engine
-            .execute(pa.Table.from_pylist(fresh, schema=schema(table.space)), on_bad_vectors="null")
-        )
+        await rewrite(table.lance, pa.Table.from_pylist(fresh, schema=schema(table.space)))
     return [row if isinstance(row, Exception) else {column: row[column] for column in SHOWN} for row in planned]
 
 
@@ -125,7 +120,12 @@ async def _refuse_seconds(writer: Writer, rows: dict[str, Row], planned: list[Ro
     taken: dict[Key, str] = await writer.known_now(list(moving.values()))
     for number, row in moving.items():
         if (there := taken.setdefault(key_of(row), row["id"])) != row["id"]:
-            planned[number] = Duplicate(f"{there} in namespace {row['namespace']!r} has this content already", id=there)
+            planned[number] = duplicate(there, row["namespace"])
+
+
+def duplicate(there: str, namespace: str) -> Duplicate:
+    """Why a row can't become active: `there` has its content."""
+    return Duplicate(f"{there} in namespace {namespace!r} has this content already", id=there)
 
 
 def check_match(row: Row, if_match: str | None, etag: Callable[[Row], str]) -> None:

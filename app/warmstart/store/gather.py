@@ -19,6 +19,7 @@ from lancedb.table import AsyncTable
 from warmstart.config import Space
 from warmstart.store import predicates as where
 from warmstart.store.schema import TEXT_INDEX, schema
+from warmstart.store.table import rewrite
 
 #: Small commits after which their rows are written as one.
 COMMITS: Final = 8
@@ -66,10 +67,5 @@ class Gatherer:
             self.forget()  # a compaction was faster, of whichever process
             return
         if rows.num_rows:
-            await (
-                lance.merge_insert("id")
-                .when_matched_update_all()
-                # a row that waits for its vector has none, which is a bad one for the engine
-                .execute(rows.cast(shape), on_bad_vectors="null")
-            )
+            await rewrite(lance, rows.cast(shape))
         self._add(level + 1, rows["id"].to_pylist())

@@ -16,7 +16,7 @@ from warmstart.store import predicates as where
 from warmstart.store.links import Links, links_of
 from warmstart.store.reads import Reader
 from warmstart.store.schema import Row, derived, now, schema
-from warmstart.store.table import Table
+from warmstart.store.table import Table, rewrite
 from warmstart.store.writer import MAX_GROUP_ROWS
 
 
@@ -83,8 +83,7 @@ class Superseding:
             whole = await self._reader.whole([where.one_of("id", ids[start : start + MAX_GROUP_ROWS])])
             after = [_relinked(row, changed[row["id"]]) for row in whole.to_pylist()]
             table = pa.Table.from_pylist(after, schema=schema(self._table.space))
-            # "null" lets rows without a vector pass beside those with one; each was read from the table
-            await self._table.lance.merge_insert("id").when_matched_update_all().execute(table, on_bad_vectors="null")
+            await rewrite(self._table.lance, table)
         self._touched += ids
 
 

@@ -180,6 +180,12 @@ async def open_read_only(uri: str) -> Table:
     return Table(uri, connection, lance, FileLock(directory), space, [])
 
 
+async def rewrite(lance: AsyncTable, rows: pa.Table) -> None:
+    """`rows`, whole ones that were read from the table, in the place of those with their ids: one commit."""
+    # a row that waits for its vector has none, which is a bad one for the engine
+    await lance.merge_insert("id").when_matched_update_all().execute(rows, on_bad_vectors="null")
+
+
 def index_configs() -> dict[str, BTree | FTS]:
     """Of each column that has an index from the first row on."""
     return {column: BTree() for column in BTREE_COLUMNS} | {"search_text": FTS(**FTS_OPTIONS)}
