@@ -28,7 +28,7 @@ from warmstart.memory import Mode, SearchRequest, fold
 from warmstart.store.frequencies import Frequencies
 from warmstart.store.maintenance import Maintenance
 from warmstart.store.predicates import Predicate
-from warmstart.store.reads import Candidate, Reader, filters_of
+from warmstart.store.reads import TIES, Candidate, Reader, filters_of
 from warmstart.store.resident import Residents
 from warmstart.store.snapshot import Snapshot
 from warmstart.store.table import Table
@@ -41,8 +41,6 @@ MAX_ARMS: Final = 64
 #: A scan costs more than the arms that it stands in for: under a load that makes these late, scans without a bound
 #: would keep them late.
 MAX_SCANS: Final = 4
-#: Rows beside the ranked ones that a held tenant asks for, to see the end of a tie.
-TIES: Final = 16
 #: How long the vector arm's computing waits for the text arm's query to be with the engine's threads, so that
 #: both go on at once: until then each step of that query needs the same thread that computes.
 _HEAD_START_S: Final = 0.005

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lancedb.index import IvfSq
 
 from fakes.store import DIM, Store, etag, manifests, open_store, row
 from warmstart.cli.inventory import _compact
 from warmstart.config import Settings
 from warmstart.store import maintenance as care
 from warmstart.store import predicates as where
+from warmstart.store import reads
 from warmstart.store.changes import Vector
 from warmstart.store.reads import Inspector
 from warmstart.store.schema import content_hash
@@ -190,6 +192,20 @@ async def test_the_vector_index_appears_above_its_threshold(store: Store) -> Non
         near = await store.reader("alice").vector_arm(query.tolist(), ACTIVE, 50, exact=False)
         assert len(near) == 50
         assert len({c.id for c in near} & set(nearest(ids, made, query))) >= 45
+
+
+async def test_few_rows_are_found_in_whatever_part_of_the_index(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "_IVF_PROBES", 1)
+    ids, made = await embedded(store, 600, "alice")
+    small, small_made = await embedded(store, 60, "bob", seed=2)
+    await store.table.lance.create_index("embedding", config=IvfSq(distance_type="cosine", num_partitions=8))
+    chosen = ids[::10]
+    tagged = [where.active(), where.one_of("id", chosen)]
+    for query in vectors(5, seed=9):
+        found = await store.reader("bob").vector_arm(query.tolist(), ACTIVE, 50, exact=False)
+        assert [c.id for c in found] == nearest(small, small_made, query)
+        found = await store.reader("alice").vector_arm(query.tolist(), tagged, 50, exact=False)
+        assert [c.id for c in found] == nearest(chosen, made[::10], query)
 
 
 async def test_rows_newer_than_the_index_are_found_by_it(store: Store) -> None:

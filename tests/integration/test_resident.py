@@ -34,11 +34,10 @@ from integration.service import App, Tenant
 from integration.test_store_processes import Processes
 from warmstart.config import Space
 from warmstart.errors import Problem, StoreUnavailable, TenantAssertion
-from warmstart.search import TIES
 from warmstart.store import journal, predicates, resident
 from warmstart.store import predicates as where
 from warmstart.store.changes import Vector
-from warmstart.store.reads import Candidate, Reader
+from warmstart.store.reads import TIES, Candidate, Reader
 from warmstart.store.resident import Residents
 from warmstart.store.schema import now
 from warmstart.store.snapshot import OVERHEAD, Snapshot
