@@ -44,6 +44,9 @@ MAX_DEFERRED: Final = 2_000
 SWEEP_S: Final = 600.0
 SWEEP_ROWS: Final = 500
 COMPACT_CHECK_S: Final = 5.0
+#: Between two compactions, of what one takes: writes wait meanwhile, and each leaves a table's worth of old files.
+#: The more reads would gain, the shorter.
+COMPACT_PAUSE: Final = 50.0
 RECONCILE_CHECK_S: Final = 5.0
 RECONCILE_S: Final = 3_600.0
 ORPHANS_S: Final = 86_400.0
@@ -79,6 +82,8 @@ class Worker:
         self._pause_s = PAUSE_S[0]
         self._turned_at = time.monotonic()
         self._optimized_version = -1
+        #: What the last one took.
+        self._optimize_s = 0.0
         self._optimized_at = time.monotonic()
         #: A memory that waited longest when it was first seen, and since when it is known to wait.
         self._waiter: str | None = None
@@ -318,10 +323,11 @@ class Worker:
         state = await maintenance.state()
         written = state.version != self._optimized_version
         await self._measure(state, written=written)
-        late = time.monotonic() - self._optimized_at >= self._settings.optimize_after_s
-        if not written or not (state.slows_reads or late):
+        rested = time.monotonic() - self._optimized_at
+        pays = state.pressure >= 1 and rested * state.pressure >= COMPACT_PAUSE * self._optimize_s
+        if not written or not (pays or rested >= self._settings.optimize_after_s):
             return
-        seconds = await maintenance.optimize()
+        self._optimize_s = seconds = await maintenance.optimize()
         self._optimized_at = time.monotonic()
         self._uncompacted_since = None
         self._optimized_version = (await maintenance.state()).version

@@ -383,6 +383,40 @@ async def test_compaction_comes_while_writes_do(app: App, alice: Tenant, monkeyp
     assert app.metric("worker_optimize_seconds_count", table="memories") >= 1
 
 
+async def test_compaction_rests_the_longer_the_longer_it_takes(
+    app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "MAX_UNINDEXED_ROWS", 10)
+    clock = time.monotonic()
+    monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=lambda: clock))
+    really = app.runtime.maintenance.optimize
+
+    async def slow() -> float:
+        await really()
+        return 2.0
+
+    monkeypatch.setattr(app.runtime.maintenance, "optimize", slow)
+    worker = Worker(app.runtime)
+
+    async def compacted(after_s: float, saved: int) -> bool:
+        nonlocal clock
+        if saved:
+            await alice.batch(*[f"one of {saved} after {after_s} {clock} {i}" for i in range(saved)])
+        clock += after_s
+        before = app.metric("worker_optimize_seconds_count", table="memories")
+        await worker.compact_if_due()
+        return app.metric("worker_optimize_seconds_count", table="memories") > before
+
+    assert not await compacted(1, saved=9)
+    assert await compacted(1, saved=1)  # nobody knows yet what one takes
+    assert not await compacted(60, saved=11)
+    assert await compacted(40, saved=0)  # fifty times two seconds
+    assert not await compacted(24, saved=40)
+    assert await compacted(1.1, saved=0)  # four times as many rows: a fourth
+    assert not await compacted(299, saved=1)
+    assert await compacted(1, saved=0)  # at the latest
+
+
 async def test_what_waits_is_measured(app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     """For how long by the worker's own clock: what was imported may be years old."""
     clock = time.monotonic() + 1_000

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +29,7 @@ import httpx
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from loadtests.bench.__main__ import Times, into_readme, machine
+from loadtests.bench.__main__ import Times, into_readme, machine, server
 from loadtests.data import Generator
 from warmstart.config import DEFAULT_MODEL
 
@@ -51,6 +51,8 @@ class Peer:
     environ: dict[str, str]
     save: Callable[[str], tuple[str, dict[str, Any]]]
     search: Callable[[str], tuple[str, dict[str, Any]]]
+    #: What its MCP server needs beside it.
+    beside: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
 
 
 @dataclass
@@ -97,16 +99,16 @@ def installed(package: str, folder: Path) -> tuple[Path, str]:
 def peers(folder: Path, url: str) -> list[Peer]:
     service, service_version = installed("mcp-memory-service", folder / "mcp-memory-service")
     qdrant, qdrant_version = installed("mcp-server-qdrant", folder / "mcp-server-qdrant")
+    (home := folder / "warmstart").mkdir(mode=0o711)
     return [
         Peer(
             f"Warmstart {version('warmstart')}",
             [sys.executable, "-m", "warmstart.cli", "mcp"],
-            {
-                "WARMSTART_HOME": str(folder / "warmstart"), "WARMSTART_ALLOW_ROOT": "True",
-                "OPENAI_BASE_URL": url, "PYTHONPATH": str(ROOT / "app"),
-            },
+            {"WARMSTART_HOME": str(home), "WARMSTART_ALLOW_ROOT": "True", "PYTHONPATH": str(ROOT / "app")},
             lambda text: ("memory_save", {"content": text}),
             lambda query: ("memory_search", {"query": query}),
+            # one that a client starts takes no provider from the client's environment
+            lambda: server(home, settings={"OPENAI_BASE_URL": url}),
         ),
         Peer(
             f"mcp-memory-service {service_version}",
@@ -139,7 +141,11 @@ async def measured(peer: Peer, before: list[str], memories: list[str], queries: 
     parameters = StdioServerParameters(command=peer.command[0], args=peer.command[1:], env=environ)
     with log.open("w") as errors:
         began = time.perf_counter()
-        async with stdio_client(parameters, errlog=errors) as (read, write), ClientSession(read, write) as client:
+        async with (
+            peer.beside(),
+            stdio_client(parameters, errlog=errors) as (read, write),
+            ClientSession(read, write) as client,
+        ):
             await client.initialize()
             await client.list_tools()
             found.start_s = time.perf_counter() - began
