@@ -325,7 +325,10 @@ class Worker:
         await self._measure(state, written=written)
         rested = time.monotonic() - self._optimized_at
         pays = state.pressure >= 1 and rested * state.pressure >= COMPACT_PAUSE * self._optimize_s
-        if not written or not (pays or rested >= self._settings.optimize_after_s):
+        late = rested >= self._settings.optimize_after_s
+        # nobody writes any more, so that no later compaction would remove what this one had to leave
+        idle = not written and state.versions > 1 and rested >= self._settings.version_retention_s
+        if not ((written and (pays or late)) or idle):
             return
         self._optimize_s = seconds = await maintenance.optimize()
         self._optimized_at = time.monotonic()

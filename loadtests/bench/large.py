@@ -1,6 +1,6 @@
-"""Tenants of very unequal size in one table, asked alone and while others write; and what updates cost on the disk.
+"""Tenants of very unequal size in one table, asked alone and while others write.
 
-    python -m loadtests.bench.large [--rows 10000,1000000] [--updates 20000] [--write]
+    python -m loadtests.bench.large [--rows 10000,1000000] [--write]
 
 A million memories take some minutes to make, 5 GB of memory meanwhile, and 6 GB of disk.
 """
@@ -46,10 +46,6 @@ ASKED: Final = {"the largest": 0, "the tenth": 9, "the smallest": TENANTS - 1}
 ROUNDS: Final = 100
 #: What another tenant saves meanwhile.
 SAVES_A_SECOND: Final = 2.0
-#: Callers that edit at once, and how long old versions stay meanwhile: the least that the setting allows.
-EDITORS: Final = 64
-RETENTION_S: Final = 60
-LOOKS: Final = 5
 
 
 def client(url: str, key: str) -> httpx.AsyncClient:
@@ -115,58 +111,7 @@ async def unequal(rows: int, directory: Path) -> list[str]:
     return lines
 
 
-def disk_mb(folder: Path) -> float:
-    files = (Path(root) / name for root, _, names in os.walk(folder) for name in names)
-    total = 0
-    for file in files:
-        try:
-            total += file.stat().st_size
-        except FileNotFoundError:  # removed by the worker meanwhile
-            continue
-    return total / 2**20
-
-
-async def updates(count: int, directory: Path, rows: int = 10_000) -> list[str]:
-    prepared = await prepare(directory / "home-updates", rows, random.Random(7), 1)
-    memory_key, lines = next(iter(prepared.keys.values())), []
-    settings = {"VERSION_RETENTION_S": str(RETENTION_S), "OPTIMIZE_AFTER_S": "30"}
-    async with server(prepared.home, settings=settings) as (url, pid), client(url, memory_key) as http:
-        ids: list[str] = []
-        cursor: str | None = None
-        while len(ids) < 1_000:
-            page = await http.get("/v1/memories", params={"limit": 100} | ({"cursor": cursor} if cursor else {}))
-            ids += [memory["id"] for memory in page.raise_for_status().json()["memories"]]
-            cursor = page.json()["next_cursor"]
-        for query in prepared.queries:
-            await http.post("/v1/search", json={"query": query})
-
-        def look(done: int, seconds: float) -> None:
-            rate = f"{done / seconds:.0f}" if seconds else ""
-            disk = disk_mb(prepared.home / "lancedb")
-            lines.append(f"| {done:,} | {rate} | {disk:.0f} MB | {disk * 1024 / rows:.1f} KB | {rss_mb(pid):.0f} MB |")
-
-        look(0, 0)
-        began = time.perf_counter()
-        numbers = iter(range(count))
-
-        async def edit(dice: random.Random, last: int) -> None:
-            for number in numbers:
-                change = {"importance": round(dice.random(), 3), "source": f"edit {number}"}
-                answer = await http.patch(f"/v1/memories/{dice.choice(ids)}", json=change)
-                assert answer.status_code in (200, 409, 412), answer.text[:300]
-                if number >= last:
-                    return
-
-        for part in range(1, LOOKS + 1):
-            last = count * part // LOOKS - EDITORS
-            await asyncio.gather(*(edit(random.Random(number), last) for number in range(EDITORS)))
-            look(min(last + EDITORS, count), time.perf_counter() - began)
-        await asyncio.sleep(2 * RETENTION_S)
-        look(count, 0)
-    return lines
-
-
-async def report(rows: Sequence[int], edits: int) -> str:
+async def report(rows: Sequence[int]) -> str:
     lines = [
         machine(),
         "",
@@ -178,23 +123,15 @@ async def report(rows: Sequence[int], edits: int) -> str:
         os.chmod(directory, 0o711)
         for size in rows:
             lines += await unequal(size, directory)
-        if edits:
-            lines += [
-                "",
-                "| edits of 10,000 memories | a second | disk | a memory | RSS |",
-                "|---|---|---|---|---|",
-                *await updates(edits, directory),
-            ]
     return "\n".join(lines)
 
 
 @click.command()
 @click.option("--rows", default="10000,1000000", show_default=True, help="Table sizes, comma-separated.")
-@click.option("--updates", "edits", default=20_000, show_default=True, help="Edits whose cost is looked at; 0: none.")
 @click.option("--write", is_flag=True, help="Put the figures into the README of this folder.")
-def main(rows: str, edits: int, write: bool) -> None:
-    """Measure unequal tenants in large tables, and what edits cost."""
-    figures = asyncio.run(report([int(size) for size in rows.split(",") if size], edits))
+def main(rows: str, write: bool) -> None:
+    """Measure unequal tenants in large tables."""
+    figures = asyncio.run(report([int(size) for size in rows.split(",")]))
     click.echo(figures)
     if write:
         into_readme(MARK, figures)

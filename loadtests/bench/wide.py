@@ -36,6 +36,7 @@ from loadtests.bench.__main__ import (
     server,
     timed,
 )
+from loadtests.bench.peers.__main__ import model
 from loadtests.users.agent import MODERN
 from warmstart.config import load
 from warmstart.memory import NewMemory
@@ -56,12 +57,18 @@ class Asking:
     http: httpx.AsyncClient
     queries: list[str]
     dice: random.Random
+    #: Asked for the first time, each of them.
+    fresh: bool = False
     #: Answers, and those of them that lacked an arm.
     answers: int = 0
     degraded: int = 0
 
+    def query(self) -> str:
+        chosen = self.dice.choice(self.queries)
+        return f"{chosen} {self.dice.randrange(10**9)}" if self.fresh else chosen
+
     async def search(self, **more: Any) -> None:
-        answer = await self.http.post("/v1/search", json={"query": self.dice.choice(self.queries), **more})
+        answer = await self.http.post("/v1/search", json={"query": self.query(), **more})
         assert answer.status_code == 200, answer.text[:300]
         self.answers += 1
         self.degraded += answer.json()["mode"] != "hybrid"
@@ -69,7 +76,7 @@ class Asking:
     async def over_mcp(self, number: int) -> None:
         params = {
             "name": "memory_search",
-            "arguments": {"query": self.dice.choice(self.queries)},
+            "arguments": {"query": self.query()},
             "_meta": {
                 "io.modelcontextprotocol/protocolVersion": MODERN,
                 "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
@@ -136,6 +143,32 @@ async def size(rows: int, tenants: int, directory: Path) -> list[str]:
         f"| {min(rates[2] / max(rates), 1):.2f} | {asking.degraded / asking.answers:.1%} | {ratio:.2f} "
         f"| {ready:.1f} s | {memory:.0f} MB |"
     ]
+
+
+async def vectors(rows: int, directory: Path) -> list[str]:
+    """Where a query's vector comes from, over REST and over MCP."""
+    prepared, lines = await prepare(directory / "home-vectors", rows, random.Random(9), TENANTS), []
+    key = next(iter(prepared.keys.values()))
+    async with model() as url:
+        for source, settings in (
+            ("the cache", {}),
+            ("the local model, a child process", {}),
+            ("the same model, a provider over HTTP", {"OPENAI_BASE_URL": url}),
+        ):
+            async with (
+                server(prepared.home, "--no-worker", settings=settings) as (base, _),
+                httpx.AsyncClient(base_url=base, headers={"Authorization": f"Bearer {key}"}, timeout=60) as http,
+            ):
+                asking = Asking(http, prepared.queries, random.Random(1))
+                for query in prepared.queries:
+                    await http.post("/v1/search", json={"query": query})
+                asking.fresh = source != "the cache"
+                for protocol, call in (("REST", asking.search), ("MCP", lambda a=asking: a.over_mcp(1))):
+                    asking.answers = asking.degraded = 0
+                    cells = [three((await at_once(call, clients, ROUNDS))[0]) for clients in CLIENTS]
+                    late = f"{asking.degraded / asking.answers:.1%}" if protocol == "REST" else ""
+                    lines.append(f"| {source} | {protocol} | {' | '.join(cells)} | {late} |")
+    return lines
 
 
 async def mark(prepared: Prepared) -> None:
@@ -238,14 +271,22 @@ async def report(rows: Sequence[int]) -> str:
             for tenants in (1, TENANTS):
                 lines += await size(count, tenants, Path(name))
         most = max(rows)
+        some = min(most, 10_000)
+        lines += [
+            "",
+            f"| the query's vector is from, {some:,} memories in {TENANTS} | over | 1 client: p50 / p95 / p99 ms "
+            "| 8 clients | 32 clients | an arm late |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += await vectors(some, Path(name))
         lines += ["", f"| filter passes, of {most:,} memories of one tenant | p50 / p95 / p99 ms |", "|---|---|"]
         lines += await filters(most, Path(name))
         lines += [
             "",
-            f"| operation, without a model, {min(rows[-1], 10_000):,} memories | p50 / p95 / p99 ms |",
+            f"| operation, without a model, {some:,} memories | p50 / p95 / p99 ms |",
             "|---|---|",
         ]
-        lines += await operations(min(most, 10_000), Path(name))
+        lines += await operations(some, Path(name))
     return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -387,6 +387,8 @@ async def test_compaction_rests_the_longer_the_longer_it_takes(
     app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "MAX_UNINDEXED_ROWS", 10)
+    monkeypatch.setattr(maintenance, "MAX_UNINDEXED_SHARE", 0)
+    await app.runtime.maintenance.optimize()
     clock = time.monotonic()
     monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=lambda: clock))
     really = app.runtime.maintenance.optimize
@@ -415,6 +417,37 @@ async def test_compaction_rests_the_longer_the_longer_it_takes(
     assert await compacted(1.1, saved=0)  # four times as many rows: a fourth
     assert not await compacted(299, saved=1)
     assert await compacted(1, saved=0)  # at the latest
+    assert not await compacted(599, saved=0)
+    assert (await app.runtime.maintenance.state()).versions > 1
+
+
+async def test_old_versions_go_when_nobody_writes_any_more(
+    app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.runtime.maintenance, "_retention", timedelta(seconds=0.5))
+    clock = time.monotonic()
+    monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=lambda: clock))
+    worker = Worker(app.runtime)
+    for number in range(5):
+        await alice.save(f"one of several commits {number}")
+    clock += 300
+    await worker.compact_if_due()
+    assert (await app.runtime.maintenance.state()).versions > 1
+    await asyncio.sleep(0.6)
+    clock += 599
+    await worker.compact_if_due()
+    assert (await app.runtime.maintenance.state()).versions > 1
+    clock += 1
+    for _ in range(3):  # what a compaction finds to do makes a version
+        await worker.compact_if_due()
+        await asyncio.sleep(0.6)
+        clock += 600
+    assert (await app.runtime.maintenance.state()).versions == 1
+    before = app.metric("worker_optimize_seconds_count", table="memories")
+    clock += 1_000
+    await worker.compact_if_due()
+    assert app.metric("worker_optimize_seconds_count", table="memories") == before
+    assert len(await alice.found("commits", limit=50)) == 5
 
 
 async def test_what_waits_is_measured(app: App, alice: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
