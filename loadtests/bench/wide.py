@@ -153,7 +153,8 @@ async def vectors(rows: int, directory: Path) -> list[str]:
         for source, settings in (
             ("the cache", {}),
             ("the local model, a child process", {}),
-            ("the same model, a provider over HTTP", {"OPENAI_BASE_URL": url}),
+            # the vectors that are there are of the local model's space
+            ("the same model, a provider over HTTP", {"OPENAI_BASE_URL": url, "EMBED_REVISION": load({}).revision}),
         ):
             async with (
                 server(prepared.home, "--no-worker", settings=settings) as (base, _),
@@ -228,7 +229,6 @@ async def operations(rows: int, directory: Path) -> list[str]:
 
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "save": save,
-            "batch of 100": batch,
             "edit": lambda: call("PATCH", f"/v1/memories/{dice.choice(made)}", {"content": f"{dice.random()} again"}),
             "get": lambda: call("GET", f"/v1/memories/{dice.choice(made)}"),
             "list, 20": lambda: call("GET", "/v1/memories?limit=20"),
@@ -236,6 +236,8 @@ async def operations(rows: int, directory: Path) -> list[str]:
             "context": lambda: call("POST", "/v1/context", {"query": sentence(dice, 6)}),
             "search, words alone": lambda: call("POST", "/v1/search", {"query": sentence(dice, 6)}),
             "delete": lambda: call("DELETE", f"/v1/memories/{made.pop()}"),
+            # last: no worker folds so many into the index here, and a search after them reads each
+            "batch of 100": batch,
         }
         table = await (await lancedb.connect_async(str(directory / "raw"))).create_table(
             TABLE, schema=schema(settings.space)
