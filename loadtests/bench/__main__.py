@@ -96,9 +96,17 @@ def sentence(rng: random.Random, words: int) -> str:
 
 
 async def prepare(
-    home: Path, rows: int, rng: random.Random, tenants_count: int = TENANTS, weights: Sequence[float] | None = None
+    home: Path,
+    rows: int,
+    rng: random.Random,
+    tenants_count: int = TENANTS,
+    weights: Sequence[float] | None = None,
+    say: Callable[[random.Random, int], str] = sentence,
 ) -> Prepared:
-    """A home whose table has `rows` memories with vectors, spread over the tenants evenly or by `weights`."""
+    """A home whose table has `rows` memories with vectors, spread over the tenants evenly or by `weights`.
+
+    `say` makes texts of so many words.
+    """
     home.mkdir(mode=0o711)
     settings = load({}, warmstart_home=home)
     postgres = EmbeddedPostgres(home / "postgres")
@@ -118,7 +126,7 @@ async def prepare(
         made: list[Row] = []
         chunk = vectors.standard_normal((min(CHUNK, rows - start), 384)).astype(np.float32)
         for number, vector in enumerate(chunk, start):
-            new = NewMemory(content=f"{sentence(rng, rng.randint(15, 60))} ERR_{number}", tags=rng.sample(WORDS, 2))
+            new = NewMemory(content=f"{say(rng, rng.randint(15, 60))} ERR_{number}", tags=rng.sample(WORDS, 2))
             row = row_of(new, tenants[of[number]], at + timedelta(milliseconds=number))
             vector = (vector / np.linalg.norm(vector)).astype(np.float16)  # as the provider's client gives them
             made.append(row | {"embedding": vector.astype(np.float32), "embedding_status": "ready"})
@@ -126,7 +134,7 @@ async def prepare(
     await table.lance.optimize(cleanup_older_than=timedelta(0))
     if max(Counter(of).values()) > settings.vector_index_min_rows:  # as the worker makes it
         await table.lance.create_index("embedding", config=IvfSq(distance_type="cosine"))  # type: ignore[arg-type]
-    return Prepared(home, keys, [sentence(rng, rng.randint(3, 9)) for _ in range(20)])
+    return Prepared(home, keys, [say(rng, rng.randint(3, 9)) for _ in range(20)])
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ A million memories take some minutes to make, 5 GB of memory meanwhile, and 6 GB
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import tempfile
@@ -48,6 +49,19 @@ ROUNDS: Final = 100
 SAVES_A_SECOND: Final = 2.0
 
 
+#: Words by Zipf's law, without the hundred most frequent ones, which are no search terms: the first that is left is in
+#: some 7 % of the memories.
+VOCABULARY: Final = 20_000
+STOP_WORDS: Final = 100
+_SYLLABLES: Final = [consonant + vowel for consonant in "bcdfghjklmnprstvwxyz" for vowel in "aeiou"]
+_WORDS: Final = ["".join(_SYLLABLES[n // 100**place % 100] for place in range(3)) for n in range(VOCABULARY)]
+_WEIGHTS: Final = list(itertools.accumulate(zipf(VOCABULARY + STOP_WORDS)[STOP_WORDS:]))
+
+
+def sentence(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choices(_WORDS, cum_weights=_WEIGHTS, k=words))
+
+
 def client(url: str, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
 
@@ -74,7 +88,7 @@ async def writing(http: httpx.AsyncClient) -> AsyncIterator[None]:
 
 
 async def unequal(rows: int, directory: Path) -> list[str]:
-    prepared = await prepare(directory / f"home-{rows}", rows, random.Random(rows), TENANTS, zipf(TENANTS))
+    prepared = await prepare(directory / f"home-{rows}", rows, random.Random(rows), TENANTS, zipf(TENANTS), sentence)
     tenants, queries = list(prepared.keys), prepared.queries
     vectors, dice, lines = await vectors_of(queries), random.Random(3), []
     table = await (
