@@ -26,9 +26,16 @@ from fakes.web import listening
 from integration.conftest import TestServer
 from integration.service import DIM, fresh_database, settings_for
 from warmstart.runtime import open_runtime
+from warmstart.web.decode import NDJSON_TYPE
 from warmstart.web.openapi import document
 
 schema = schemathesis.openapi.from_dict(json.loads(document()))
+
+
+@schemathesis.serializer(NDJSON_TYPE)
+def lines(_context: Any, value: Any) -> bytes:
+    """Text as it is; anything else as the one line that it would be."""
+    return value.encode("utf-8", "replace") if isinstance(value, str) else json.dumps(value).encode()
 
 
 class Served:
