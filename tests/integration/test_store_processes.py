@@ -228,7 +228,7 @@ async def test_a_stopped_reader_blocks_no_writer(processes: Processes) -> None:
                 break
         except StoreUnavailable:
             os.kill(pid, signal.SIGCONT)  # it was frozen with the lock in its hand
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(random.uniform(0.01, 0.1))  # not at the same place of its turn again
     else:
         raise AssertionError("never frozen without the lock")
     async with open_store(processes.directory) as store:

@@ -137,7 +137,7 @@ class Reader:
             if exact:
                 return await query.bypass_vector_index().to_arrow()
             query = query.refine_factor(2)
-            if len(filters) == 1:
+            if list(filters) == [where.active()]:
                 near = await query.nprobes(_IVF_PROBES).to_arrow()
                 if near.num_rows == limit:
                     return near
