@@ -31,7 +31,7 @@ _ITERATIONS: Final = 8
 #: The share of the query's weight that a row must carry to enter the text arm beside a vector arm.
 MIN_COVERAGE: Final = 0.3
 FULL_LIST: Final = 50
-#: Sums differ in their last digits with the order of the rows; ties must not.
+#: The last digits are what rounding left; ties must not be told by them.
 _DIGITS: Final = 5
 #: Of a unit vector: what is shorter is what rounding left, and points nowhere.
 _NOTHING: Final = 1e-4
@@ -49,17 +49,26 @@ def vector_scores(query: Matrix, rows: Matrix) -> list[float]:
     its own neighbours, and with the candidates' common directions taken out.
     """
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    # sums differ in their last digits with the order of the rows, which must not show: theirs is that of their numbers
+    keys = [row.tobytes() for row in rows]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    rows = rows[order]
     query = query / max(float(np.linalg.norm(query)), 1e-12)
     cosine = np.einsum("ij,j->i", rows, query)
-    if len(rows) < _MIN_CANDIDATES:
-        return [round(float(c), _DIGITS) for c in cosine]
+    score = cosine if len(rows) < _MIN_CANDIDATES else _corrected(cosine, query, rows)
+    # equal vectors get the score of the first: a product's last digits differ with a row's place too
+    scores: dict[bytes, float] = {}
+    for place, value in zip(order, score, strict=True):
+        scores.setdefault(keys[place], round(float(value), _DIGITS))
+    return [scores[key] for key in keys]
+
+
+def _corrected(cosine: Matrix, query: Matrix, rows: Matrix) -> Matrix:
+    """The sum of both views; `cosine` are those of `rows` to `query`."""
     likeness = rows @ rows.T
     np.fill_diagonal(likeness, -1.0)
     near = np.partition(likeness, -HUB_NEIGHBOURS, axis=1)[:, -HUB_NEIGHBOURS:].mean(axis=1)
-    score = _standard(cosine - HUB_WEIGHT * near) + _standard(_without_common(query, rows))
-    # a product's last digits differ with a row's place too: equal vectors get the score of the first
-    scores: dict[bytes, float] = {}
-    return [scores.setdefault(row.tobytes(), round(float(s), _DIGITS)) for row, s in zip(rows, score, strict=True)]
+    return _standard(cosine - HUB_WEIGHT * near) + _standard(_without_common(query, rows))
 
 
 def _without_common(query: Matrix, rows: Matrix) -> Matrix:
