@@ -22,6 +22,7 @@ from typing import Final
 import click
 
 from loadtests.bench.__main__ import Prepared, into_readme, machine, prepare, rss_mb
+from warmstart.allocation import limit_allocators
 from warmstart.config import load
 from warmstart.memory import ListRequest, MemoryPatch
 from warmstart.runtime import Runtime, open_runtime
@@ -35,8 +36,6 @@ EDITED: Final = 1_000
 RETENTION_S: Final = 60
 OPTIMIZE_AFTER_S: Final = 30
 LOOKS: Final = 10
-#: As the server sets them before it imports the engine.
-_ALLOCATORS: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 
 
 def disk_mb(folder: Path) -> float:
@@ -114,8 +113,9 @@ def main(edits: int, write: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o711)
         prepared: Prepared = asyncio.run(prepare(Path(name) / "home", ROWS, random.Random(7), 1))
-        os.environ |= _ALLOCATORS
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        # here for what the new process imports before its own call
+        limit_allocators()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), limit_allocators) as fresh:
             lines = fresh.submit(in_a_process, prepared.home, next(iter(prepared.keys)), edits).result()
     figures = "\n".join(
         [
