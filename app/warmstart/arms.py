@@ -58,8 +58,8 @@ def vector_scores(query: Matrix, rows: Matrix) -> list[float]:
     score = cosine if len(rows) < _MIN_CANDIDATES else _corrected(cosine, query, rows)
     # equal vectors get the score of the first: a product's last digits differ with a row's place too
     scores: dict[bytes, float] = {}
-    for place, value in zip(order, score, strict=True):
-        scores.setdefault(keys[place], round(float(value), _DIGITS))
+    for place, value in zip(order, score.tolist(), strict=True):
+        scores.setdefault(keys[place], round(value, _DIGITS))
     return [scores[key] for key in keys]
 
 
@@ -76,7 +76,7 @@ def _without_common(query: Matrix, rows: Matrix) -> Matrix:
     mean = rows.mean(axis=0)
     centred, wanted = rows - mean, query - mean
     common = _strongest_directions(centred)
-    centred = centred - (centred @ common) @ common.T
+    centred -= (centred @ common) @ common.T
     wanted = wanted - common @ (common.T @ wanted)
     lengths, length = np.linalg.norm(centred, axis=1), float(np.linalg.norm(wanted))
     cosines: Matrix = (centred @ wanted) / np.maximum(lengths * length, 1e-9)

@@ -39,7 +39,7 @@ from warmstart.store import predicates as where
 from warmstart.store.changes import Vector
 from warmstart.store.reads import TIES, Candidate, Reader
 from warmstart.store.resident import Residents
-from warmstart.store.schema import now
+from warmstart.store.schema import TIMESTAMP, now
 from warmstart.store.snapshot import OVERHEAD, Snapshot
 from warmstart.store.table import open_table
 from warmstart.store.writer import Writer
@@ -97,7 +97,8 @@ def contents(snapshot: Snapshot | None) -> dict[str, Any]:
     texts = snapshot.text_candidates([(i, 0.0) for i in ids], len(ids))
     assert texts is not None
     found_by = {c.id: c.evidence for c in texts}
-    assert snapshot.created_us.tolist() == snapshot.rows["created_at"].cast(pa.int64()).to_pylist()
+    created = pa.array([rows[i]["created_at"] for i in ids], TIMESTAMP)
+    assert snapshot.created_us.tolist() == created.cast(pa.int64()).to_pylist()
     assert len(snapshot.with_vector) == len(snapshot.vectors) == len(snapshot.lengths)
     assert snapshot.with_vector.tolist() == sorted(set(snapshot.with_vector.tolist()))
     assert np.array_equal(snapshot.lengths, np.linalg.norm(snapshot.vectors.astype(np.float32), axis=1))

@@ -1,4 +1,4 @@
-"""A tenant's active rows and vectors in memory, small: texts compressed, vectors in half precision where that is exact.
+"""A tenant's active rows and vectors in memory, small: rows compressed, vectors in half precision where that is exact.
 
 A flat scan pays for reading scattered vectors and many columns, not for the
 distances: held as one matrix, a tenant's vectors are compared in well under a
@@ -7,9 +7,11 @@ millisecond, and exactly.
 
 from __future__ import annotations
 
+import pickle
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -23,9 +25,11 @@ from warmstart.store.schema import SHOWN, Row
 #: What one costs about beside what Arrow and numpy count, and each of its rows.
 OVERHEAD: Final = 16_384
 _ROW_OVERHEAD: Final = 24
-#: They say much of the same, so each row's are compressed as one.
-_TEXTS: Final = ("title", "content", "search_text")
-#: Before the texts: how many bytes the first two take.
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: What a row is kept as, but its id and its vector.
+_KEPT: Final = [c for c in SHOWN if c != "id"]
+_TIMES: Final = [c for c in _KEPT if c.endswith("_at")]
+#: Before what is compressed: its length, and that of the search_text it begins with.
 _HEAD: Final = struct.Struct("<II")
 _CODEC: Final = pa.Codec("lz4_raw")
 #: So many vectors of 384 numbers are widened at once, and stay in the processor's cache.
@@ -40,8 +44,8 @@ Matrix = npt.NDArray[np.float32]
 class Snapshot:
     """A tenant's active rows at one moment, in the order of their ids; never changed once made."""
 
-    #: The columns but `id`, `embedding` and _TEXTS, and in their place `texts` and how long these are uncompressed.
-    rows: pa.Table
+    #: Each row, packed.
+    rows: pa.BinaryArray
     ids: npt.NDArray[np.bytes_]
     #: As in the table, of the rows that have one (a vector of zeros is none), as half or single precision.
     vectors: npt.NDArray[Any]
@@ -53,7 +57,9 @@ class Snapshot:
     @classmethod
     def of(cls, rows: pa.Table) -> Snapshot:
         """`rows` have the columns SHOWN, `search_text` and `embedding`."""
-        rows = rows.take(np.argsort(_bytes(rows["id"]), kind="stable"))
+        ids = _bytes(rows["id"])
+        order = np.argsort(ids, kind="stable")
+        rows, ids = rows.take(order), ids[order]
         column = rows["embedding"]
         having = np.flatnonzero(np.asarray(pc.is_valid(column)))
         flat = pc.drop_null(column).combine_chunks()
@@ -64,19 +70,8 @@ class Snapshot:
         with np.errstate(over="ignore"):
             halves = vectors.astype(np.float16)
         vectors = halves if np.array_equal(halves, vectors) else vectors
-        return cls._of(_packed(rows), _bytes(rows["id"]), vectors, lengths[some], having[some])
-
-    @classmethod
-    def _of(
-        cls,
-        rows: pa.Table,
-        ids: npt.NDArray[np.bytes_],
-        vectors: npt.NDArray[Any],
-        lengths: Matrix,
-        with_vector: npt.NDArray[np.int64],
-    ) -> Snapshot:
         created_us = rows["created_at"].cast(pa.int64()).to_numpy()
-        return cls(rows, ids, vectors, lengths, with_vector, created_us)
+        return cls(_packed(rows), ids, vectors, lengths[some], having[some], created_us)
 
     @property
     def size(self) -> int:
@@ -126,7 +121,7 @@ class Snapshot:
         places = self._places([memory_id for memory_id, _ in matches])
         if (places < 0).any():
             return None
-        texts = [text for _, _, text in self._texts(places)]
+        texts = [raw[:end].decode() for raw, end in self._unpacked(places)]
         created = self.created_us[places].tolist()
         found = [Candidate(i, s, c, t) for (i, s), c, t in zip(matches, created, texts, strict=True)]
         found.sort(key=lambda c: c.order)
@@ -136,11 +131,14 @@ class Snapshot:
         """Those of `ids` that are here, with the columns SHOWN."""
         places = self._places(ids)
         there = places[places >= 0]
-        rows = self.rows.take(there).to_pylist()
         found: dict[str, Row] = {}
-        for memory_id, row, texts in zip(self.ids[there].tolist(), rows, self._texts(there), strict=True):
-            row |= dict(zip(_TEXTS, texts, strict=True)) | {"id": memory_id.decode()}
-            found[row["id"]] = {column: row[column] for column in SHOWN}
+        for memory_id, (raw, end) in zip(self.ids[there].tolist(), self._unpacked(there), strict=True):
+            values = pickle.loads(raw[end:])  # noqa: S301 - it never left this process
+            row = {"id": memory_id.decode()} | dict(zip(_KEPT, values, strict=True))
+            for column in _TIMES:
+                if (us := row[column]) is not None:
+                    row[column] = _EPOCH + timedelta(microseconds=us)
+            found[row["id"]] = row
         return found
 
     def changed(self, ids: Iterable[str], fresh: pa.Table) -> Snapshot:
@@ -157,12 +155,13 @@ class Snapshot:
         before = (np.cumsum(keep) - 1)[self.with_vector[kept]]
         with_vector = place[np.concatenate([before, added.with_vector + int(keep.sum())])]
         ordered = np.argsort(with_vector)
-        return Snapshot._of(
-            _joined([self.rows.filter(pa.array(keep)), added.rows]).take(order).combine_chunks(),
+        return Snapshot(
+            pa.concat_arrays([self.rows.filter(pa.array(keep)), added.rows]).take(pa.array(order)),
             all_ids[order],
             np.concatenate([self.vectors[kept], added.vectors])[ordered],
             np.concatenate([self.lengths[kept], added.lengths])[ordered],
             with_vector[ordered],
+            np.concatenate([self.created_us[keep], added.created_us])[order],
         )
 
     def _products(self, query: Matrix) -> Matrix:
@@ -188,15 +187,11 @@ class Snapshot:
         at = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
         return np.where(self.ids[at] == wanted, at, -1)
 
-    def _texts(self, places: npt.NDArray[np.int64]) -> Iterator[tuple[str, str, str]]:
-        """_TEXTS of each."""
-        packed = self.rows.select(["texts", "length"]).take(places).to_pydict()
-        for texts, length in zip(packed["texts"], packed["length"], strict=True):
-            raw = _CODEC.decompress(texts, length, asbytes=True)
-            title, content = _HEAD.unpack_from(raw)
-            first = _HEAD.size + title
-            second = first + content
-            yield raw[_HEAD.size : first].decode(), raw[first:second].decode(), raw[second:].decode()
+    def _unpacked(self, places: npt.NDArray[np.int64]) -> Iterator[tuple[bytes, int]]:
+        """Of each row its search_text and its values, pickled, and where these begin."""
+        for packed in self.rows.take(pa.array(places)).to_pylist():
+            length, end = _HEAD.unpack_from(packed)
+            yield _CODEC.decompress(packed[_HEAD.size :], length, asbytes=True), end
 
 
 def _widened(halves: npt.NDArray[np.float16]) -> Matrix:
@@ -211,21 +206,15 @@ def _widened(halves: npt.NDArray[np.float16]) -> Matrix:
     return bits.view(np.float32)
 
 
-def _packed(rows: pa.Table) -> pa.Table:
-    raw = []
-    for title, content, search_text in zip(*(rows[column].to_pylist() for column in _TEXTS), strict=True):
-        first, second = title.encode(), content.encode()
-        raw.append(_HEAD.pack(len(first), len(second)) + first + second + search_text.encode())
-    rest = rows.drop_columns(["id", "embedding", *_TEXTS])
-    rest = rest.set_column(rest.schema.get_field_index("user_id"), "user_id", rest["user_id"].dictionary_encode())
-    rest = rest.append_column("texts", pa.array([_CODEC.compress(r, asbytes=True) for r in raw], pa.binary()))
-    rest = rest.append_column("length", pa.array([len(r) for r in raw], pa.int32()))
-    # copies: a column of a batch, as it came from the engine, keeps all of the batch in memory
-    return rest.take(np.arange(rest.num_rows)).combine_chunks()
-
-
-def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables).unify_dictionaries()
+def _packed(rows: pa.Table) -> pa.BinaryArray:
+    # the texts say much of the same, so a row is compressed as one
+    columns = [rows[c].cast(pa.int64()) if c in _TIMES else rows[c] for c in _KEPT]
+    packed = []
+    for search_text, *values in zip(*(c.to_pylist() for c in (rows["search_text"], *columns)), strict=True):
+        text = search_text.encode()
+        raw = text + pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
+        packed.append(_HEAD.pack(len(raw), len(text)) + _CODEC.compress(raw, asbytes=True))
+    return pa.array(packed, pa.binary())
 
 
 def _bytes(ids: pa.ChunkedArray) -> npt.NDArray[np.bytes_]:
