@@ -17,7 +17,7 @@ from warmstart.store.predicates import Predicate
 from warmstart.store.reads import Inspector, Reader, check_tenant
 from warmstart.store.schema import Row, now, schema
 from warmstart.store.superseding import Superseding
-from warmstart.store.table import Table
+from warmstart.store.table import Table, query_of
 from warmstart.store.writer import Inserted, Writer, check_numbers, key_of
 
 
@@ -229,7 +229,7 @@ class BackfillWriter:
                 return []  # they were made before a migration that is over by now
             shape = schema(self._table.space)
             rows = (
-                await self._lance.query()
+                await query_of(self._lance)
                 .where(
                     where.all_of(
                         [
@@ -300,7 +300,7 @@ class BackfillWriter:
         async def run() -> None:
             expired = where.is_not_null("deleted_at") & where.compare("expires_at", "<=", at)
             rows = (where.one_of("id", list(ids)) & expired).sql
-            gone = (await self._lance.query().where(rows).select(["id"]).to_arrow())["id"].to_pylist()
+            gone = (await query_of(self._lance).where(rows).select(["id"]).to_arrow())["id"].to_pylist()
             await remove(self._history, gone)
             await self._lance.delete(rows)
 

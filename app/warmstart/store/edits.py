@@ -15,7 +15,7 @@ from warmstart.store.history import keep
 from warmstart.store.links import join, links_of
 from warmstart.store.reads import check_tenant
 from warmstart.store.schema import SHOWN, Row, derived, now, schema, title_of
-from warmstart.store.table import Table, rewrite
+from warmstart.store.table import Table, query_of, rewrite
 from warmstart.store.writer import Key, Writer, key_of
 
 
@@ -67,7 +67,7 @@ async def _rows(table: Table, edits: Sequence[Edit]) -> dict[str, Row]:
     wanted = [where.tenant(user_id) & where.one_of("id", ids) for user_id, ids in _by_tenant(edits).items()]
     # once more without the tenants, where the index is used
     mine = where.any_of(wanted) & where.one_of("id", [edit.memory_id for edit in edits])
-    found = await table.lance.query().where(mine.sql).select(schema(table.space).names).to_arrow()
+    found = await query_of(table.lance).where(mine.sql).select(schema(table.space).names).to_arrow()
     return {row["id"]: row for row in found.to_pylist()}
 
 

@@ -19,7 +19,7 @@ from lancedb.table import AsyncTable
 from warmstart.config import Space
 from warmstart.store import predicates as where
 from warmstart.store.schema import TEXT_INDEX, schema
-from warmstart.store.table import rewrite
+from warmstart.store.table import query_of, rewrite
 
 #: Small commits after which their rows are written as one.
 COMMITS: Final = 8
@@ -61,7 +61,7 @@ class Gatherer:
         commits, self._levels[level] = self._levels[level], []
         ids = list(dict.fromkeys(memory_id for rows in commits for memory_id in rows))
         shape = schema(space)
-        rows = await lance.query().where(where.one_of("id", ids).sql).select(shape.names).to_arrow()
+        rows = await query_of(lance).where(where.one_of("id", ids).sql).select(shape.names).to_arrow()
         index = await lance.index_stats(TEXT_INDEX)
         if index is None or index.num_unindexed_rows < rows.num_rows:
             self.forget()  # a compaction was faster, of whichever process

@@ -19,7 +19,7 @@ from warmstart.store.predicates import Predicate
 from warmstart.store.reads import CONTENT_BATCH, check_tenant
 from warmstart.store.repair import mark_synced
 from warmstart.store.schema import EDITABLE, HISTORY, HISTORY_COLUMNS, Row, history_schema
-from warmstart.store.table import Table, translated
+from warmstart.store.table import Table, query_of, translated
 
 #: Content by its hash, which is shorter.
 _COMPARED: Final = [*(name for name in EDITABLE if name != "content"), "content_hash"]
@@ -57,7 +57,7 @@ class History:
     async def _rows(self, lance: AsyncTable, filters: Sequence[Predicate], limit: int) -> list[Row]:
         with translated("read the history"):
             rows = await (
-                lance.query()
+                query_of(lance)
                 .where(where.all_of([where.tenant(self._user_id), *filters]).sql)
                 .order_by([ColumnOrdering(column_name="version", ascending=False)])
                 .limit(limit)
@@ -105,7 +105,7 @@ async def _newest(lance: AsyncTable, rows: Sequence[Row]) -> dict[str, Row]:
     with translated("read the history"):
         # once more without the tenants, where the index is used
         mine = where.any_of([_of(row) for row in rows]) & where.one_of("memory_id", [row["id"] for row in rows])
-        found = await lance.query().where(mine.sql).select([c for c in HISTORY_COLUMNS if c != "content"]).to_arrow()
+        found = await query_of(lance).where(mine.sql).select([c for c in HISTORY_COLUMNS if c != "content"]).to_arrow()
     places: dict[str, tuple[int, int]] = {}
     for place, (memory_id, version) in enumerate(
         zip(found["memory_id"].to_pylist(), found["version"].to_pylist(), strict=True)
@@ -159,7 +159,7 @@ async def kept_ids(table: HistoryTable) -> AsyncIterator[list[str]]:
     if (lance := await table.find()) is None:
         return
     with translated("read the history"):
-        async for batch in await lance.query().select(["memory_id"]).to_batches(max_batch_length=where.MAX_VALUES):
+        async for batch in await query_of(lance).select(["memory_id"]).to_batches(max_batch_length=where.MAX_VALUES):
             yield pc.unique(batch.column(0)).to_pylist()
 
 
@@ -169,7 +169,7 @@ async def kept_texts(table: HistoryTable) -> AsyncIterator[list[Row]]:
         return
     columns = ["memory_id", "user_id", "version", "content", "content_hash"]
     with translated("read the history"):
-        async for batch in await lance.query().select(columns).to_batches(max_batch_length=CONTENT_BATCH):
+        async for batch in await query_of(lance).select(columns).to_batches(max_batch_length=CONTENT_BATCH):
             yield batch.to_pylist()
 
 

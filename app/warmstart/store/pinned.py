@@ -13,7 +13,7 @@ from warmstart.store import predicates as where
 from warmstart.store.history import newest_first
 from warmstart.store.reads import check_tenant
 from warmstart.store.schema import HISTORY_COLUMNS, SHOWN, Row
-from warmstart.store.table import Table, translated
+from warmstart.store.table import Table, query_of, translated
 
 #: Memories read at once: at their largest some 25 MB.
 _MEMORIES: Final = 256
@@ -46,7 +46,7 @@ class Pinned:
     async def memories(self) -> AsyncIterator[tuple[Row, list[Row]]]:
         """Every memory, those in the trash too, each with its earlier texts, newest first."""
         with translated("read"):
-            query = self._lance.query().where(self._mine.sql).select(SHOWN)
+            query = query_of(self._lance).where(self._mine.sql).select(SHOWN)
             async for batch in await query.to_batches(max_batch_length=_MEMORIES):
                 rows: list[Row] = batch.to_pylist()
                 check_tenant((row["user_id"] for row in rows), self._user_id)
@@ -70,7 +70,7 @@ class Pinned:
 
     async def _versions(self, ids: Sequence[str], columns: Sequence[str]) -> list[Row]:
         assert self._history is not None  # noqa: S101 - as its callers see to
-        query = self._history.query().where((self._mine & where.one_of("memory_id", ids)).sql)
+        query = query_of(self._history).where((self._mine & where.one_of("memory_id", ids)).sql)
         rows: list[Row] = (await query.select(list(columns)).to_arrow()).to_pylist()
         check_tenant((row["user_id"] for row in rows), self._user_id)
         return rows

@@ -18,7 +18,7 @@ from warmstart.store import predicates as where
 from warmstart.store.links import HIDDEN
 from warmstart.store.predicates import Predicate
 from warmstart.store.schema import SHOWN, Row
-from warmstart.store.table import Table, translated
+from warmstart.store.table import Table, query_of, translated
 
 log = structlog.get_logger(__name__)
 
@@ -126,7 +126,7 @@ class Reader:
 
         async def fetch(limit: int) -> pa.Table:
             query = (
-                self._lance.query()
+                query_of(self._lance)
                 .nearest_to(list(vector))
                 .column("embedding")
                 .distance_type("cosine")
@@ -166,7 +166,7 @@ class Reader:
         begun: Callable[[], None] = lambda: None,
     ) -> pa.Table:
         query = (
-            self._lance.query()
+            query_of(self._lance)
             .nearest_to_text(MatchQuery(words, "search_text"))  # type: ignore[call-arg]
             .where(self._where(filters))
             .limit(limit)
@@ -216,7 +216,7 @@ class Reader:
         """id, search_text, importance and created_at of the newest rows."""
         with translated("search"):
             rows = await (
-                self._lance.query()
+                query_of(self._lance)
                 .where(self._where(filters))
                 .order_by([ColumnOrdering(column_name="created_at", ascending=False)])
                 .limit(limit)
@@ -229,7 +229,7 @@ class Reader:
         """Every row that matches, with its vector; for tenants that fit into memory."""
         with translated("read"):
             rows = (
-                await self._lance.query()
+                await query_of(self._lance)
                 .where(self._where(filters))
                 .select([*SHOWN, "search_text", "embedding"])
                 .to_arrow()
@@ -242,14 +242,14 @@ class Reader:
             return {}
         with translated("read"):
             rows = await (
-                self._lance.query().where(self._where([where.one_of("id", ids), *filters])).select(SHOWN).to_arrow()
+                query_of(self._lance).where(self._where([where.one_of("id", ids), *filters])).select(SHOWN).to_arrow()
             )
         return {row["id"]: row for row in self._checked(rows).to_pylist()}
 
     async def some(self, filters: Sequence[Predicate]) -> list[Row]:
         """Every row that matches, for filters that few do."""
         with translated("read"):
-            rows = await self._lance.query().where(self._where(filters)).select(SHOWN).to_arrow()
+            rows = await query_of(self._lance).where(self._where(filters)).select(SHOWN).to_arrow()
         found: list[Row] = self._checked(rows).to_pylist()
         return found
 
@@ -257,7 +257,11 @@ class Reader:
         """Of at most `limit` rows that match, in no order."""
         with translated("read"):
             rows = (
-                await self._lance.query().where(self._where(filters)).select(["id", "user_id"]).limit(limit).to_arrow()
+                await query_of(self._lance)
+                .where(self._where(filters))
+                .select(["id", "user_id"])
+                .limit(limit)
+                .to_arrow()
             )
         found: list[str] = self._checked(rows)["id"].to_pylist()
         return found
@@ -275,7 +279,12 @@ class Reader:
             orderings.insert(0, ColumnOrdering(column_name="importance", ascending=False))
         with translated("list"):
             rows = await (
-                self._lance.query().where(self._where(parts)).order_by(orderings).limit(limit).select(SHOWN).to_arrow()
+                query_of(self._lance)
+                .where(self._where(parts))
+                .order_by(orderings)
+                .limit(limit)
+                .select(SHOWN)
+                .to_arrow()
             )
         found: list[Row] = self._checked(rows).to_pylist()
         return found
@@ -294,7 +303,7 @@ class Reader:
         totals: dict[tuple[Any, ...], int] = {}
         with translated("count"):
             batches = (
-                await self._lance.query()
+                await query_of(self._lance)
                 .where(self._where(filters))
                 .select(list(dict.fromkeys(["user_id", *columns])))
                 .to_batches(max_batch_length=_GROUP_BATCH)
@@ -355,7 +364,7 @@ class Inspector:
         ]
         with translated("read the queue"):
             rows = await (
-                self._lance.query()
+                query_of(self._lance)
                 .where(where.all_of(waiting).sql)
                 .order_by([ColumnOrdering(column_name="user_id", ascending=True)])
                 .limit(1)
@@ -368,7 +377,7 @@ class Inspector:
         """The id of the memory that is embedded last, since the newest come first."""
         with translated("read the queue"):
             rows = await (
-                self._lance.query()
+                query_of(self._lance)
                 .where((where.equals("embedding_status", "queued") & where.active()).sql)
                 .order_by([ColumnOrdering(column_name="created_at", ascending=True)])
                 .limit(1)
@@ -389,13 +398,13 @@ class Inspector:
     async def existing(self, ids: Sequence[str], *filters: Predicate) -> set[str]:
         with translated("read"):
             wanted = where.all_of([where.one_of("id", ids), *filters])
-            rows = await self._lance.query().where(wanted.sql).select(["id"]).to_arrow()
+            rows = await query_of(self._lance).where(wanted.sql).select(["id"]).to_arrow()
         return set(rows["id"].to_pylist())
 
     async def replaced(self) -> AsyncIterator[list[tuple[str, str, str]]]:
         """(id, user_id, metadata) of every row that another replaces, in batches."""
         with translated("read"):
-            query = self._lance.query().where(where.starts_with("metadata", HIDDEN).sql)
+            query = query_of(self._lance).where(where.starts_with("metadata", HIDDEN).sql)
             batches = await query.select(["id", "user_id", "metadata"]).to_batches(max_batch_length=CONTENT_BATCH)
             async for batch in batches:
                 yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
@@ -406,7 +415,7 @@ class Inspector:
             return set()
         foreign = where.one_of("id", ids) & where.none_of("user_id", [user_id])
         with translated("read"):
-            rows = await self._lance.query().where(foreign.sql).select(["id"]).to_arrow()
+            rows = await query_of(self._lance).where(foreign.sql).select(["id"]).to_arrow()
         return set(rows["id"].to_pylist())
 
     async def queued(self) -> dict[str, int]:
@@ -414,7 +423,7 @@ class Inspector:
         waiting = where.equals("embedding_status", "queued") & where.active()
         totals: dict[str, int] = {}
         with translated("read the queue"):
-            async for batch in await self._lance.query().where(waiting.sql).select(["user_id"]).to_batches():
+            async for batch in await query_of(self._lance).where(waiting.sql).select(["user_id"]).to_batches():
                 for row in batch.column(0).value_counts().to_pylist():
                     totals[row["values"]] = totals.get(row["values"], 0) + row["counts"]
         return totals
@@ -422,7 +431,7 @@ class Inspector:
     async def expired_ids(self, at: datetime, limit: int) -> list[str]:
         with translated("read the trash"):
             rows = await (
-                self._lance.query()
+                query_of(self._lance)
                 .where((where.is_not_null("deleted_at") & where.compare("expires_at", "<=", at)).sql)
                 .select(["id"])
                 .limit(limit)
@@ -433,7 +442,7 @@ class Inspector:
     async def statuses(self) -> AsyncIterator[list[tuple[str, str, str]]]:
         """(id, user_id, embedding_status) of every row, in batches."""
         with translated("read"):
-            batches = await self._lance.query().select(["id", "user_id", "embedding_status"]).to_batches()
+            batches = await query_of(self._lance).select(["id", "user_id", "embedding_status"]).to_batches()
             async for batch in batches:
                 yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
@@ -441,7 +450,7 @@ class Inspector:
         """What an inventory is made of, of every row, in batches of a bounded size."""
         columns = ["id", "user_id", "content", "content_hash", "embedding_status", "deleted_at"]
         with translated("read"):
-            batches = await self._lance.query().select(columns).to_batches(max_batch_length=CONTENT_BATCH)
+            batches = await query_of(self._lance).select(columns).to_batches(max_batch_length=CONTENT_BATCH)
             async for batch in batches:
                 *told, deleted = batch.columns
                 yield [
@@ -454,7 +463,7 @@ class Inspector:
         totals: dict[str, int] = {}
         ready = where.equals("embedding_status", "ready")
         with translated("count"):
-            batches = await self._lance.query().where(ready.sql).select(["user_id"]).to_batches()
+            batches = await query_of(self._lance).where(ready.sql).select(["user_id"]).to_batches()
             async for batch in batches:
                 for entry in pc.value_counts(batch.column(0)).to_pylist():
                     totals[entry["values"]] = totals.get(entry["values"], 0) + entry["counts"]

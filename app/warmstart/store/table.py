@@ -13,6 +13,7 @@ import pyarrow as pa
 import structlog
 from lancedb import AsyncConnection
 from lancedb.index import FTS, BTree
+from lancedb.query import AsyncQuery
 from lancedb.table import AsyncTable
 
 from warmstart.config import Space
@@ -178,6 +179,12 @@ async def open_read_only(uri: str) -> Table:
     if space is None:
         raise StoreUnavailable(f"the memory table in {uri!r} does not say of which model its vectors are")
     return Table(uri, connection, lance, FileLock(directory), space, [])
+
+
+def query_of(lance: AsyncTable) -> AsyncQuery:
+    """A query of `lance`. Its own would first ask for the schema, to find blobs, of which no table here has any: a
+    seventh of the time of a full-text query."""
+    return AsyncQuery(lance._inner.query())
 
 
 async def rewrite(lance: AsyncTable, rows: pa.Table) -> None:

@@ -28,7 +28,7 @@ from warmstart.store.lock import sync_filesystem
 from warmstart.store.reads import check_tenant
 from warmstart.store.repair import mark_synced
 from warmstart.store.schema import Row, schema
-from warmstart.store.table import Table, store_problem
+from warmstart.store.table import Table, query_of, store_problem
 
 log = structlog.get_logger(__name__)
 
@@ -304,7 +304,7 @@ class Writer:
         # the hashes stand once more outside the ORs, where the index on them is used
         hashes = where.one_of("content_hash", sorted({r["content_hash"] for r in rows}))
         found = await (
-            self._lance.query()
+            query_of(self._lance)
             .where(where.all_of([hashes, where.active(), where.any_of(wanted)]).sql)
             .select(["id", "user_id", "namespace", "content_hash"])
             .to_arrow()
