@@ -249,7 +249,6 @@ class Search:
         large = rows > self._settings.vector_index_min_rows
         if not large and (snapshot := await self._residents.get(asked.user_id)):
             asked.outcome.snapshot = snapshot
-            await asyncio.wait([asked.text_begun], timeout=_HEAD_START_S)
             # a filter is the table's to apply, before it ranks
             near = snapshot.nearest(values, CANDIDATES) if len(asked.filters) == 1 else None
         else:
@@ -260,6 +259,7 @@ class Search:
         asked.outcome.query_vector, asked.outcome.near, asked.outcome.memories = values, near, rows
         if not near:
             return []
+        await asyncio.wait([asked.text_begun], timeout=_HEAD_START_S)
         scores = vector_scores(np.asarray(values, dtype=np.float32), np.stack([c.evidence for c in near]))
         order = sorted(range(len(near)), key=lambda i: (-scores[i], -near[i].created_us, near[i].id))
         return [replace(near[i], score=scores[i]) for i in order[: asked.depth]]
