@@ -107,8 +107,8 @@ def peers(folder: Path, url: str) -> list[Peer]:
             {"WARMSTART_HOME": str(home), "WARMSTART_ALLOW_ROOT": "True", "PYTHONPATH": str(ROOT / "app")},
             lambda text: ("memory_save", {"content": text}),
             lambda query: ("memory_search", {"query": query}),
-            # one that a client starts takes no provider from the client's environment
-            lambda: server(home, settings={"OPENAI_BASE_URL": url}),
+            # one that a client starts takes no provider from the client's environment; the others limit no rate
+            lambda: server(home, settings={"OPENAI_BASE_URL": url, "RATE_LIMIT_PER_MINUTE": "1000000"}),
         ),
         Peer(
             f"mcp-memory-service {service_version}",
@@ -191,6 +191,7 @@ async def report(before: int, memories: int, searches: int, *, without_model: bo
         async with model(*["--none"] * without_model) as url:
             ours: Found | None = None
             for peer in peers(folder, url):
+                click.echo(f"{peer.name}: {len(texts):,} memories, {len(queries)} searches …", err=True)
                 found = await measured(peer, texts[:before], texts[before:], queries, folder / "log")
                 ours = ours or found
                 search, save = Times(found.searches), Times(found.saves)
@@ -203,6 +204,7 @@ async def report(before: int, memories: int, searches: int, *, without_model: bo
                     f"| {save.quantile(0.5):.0f} / {save.quantile(0.95):.0f} | {more[1]} | {found.start_s:.1f} s "
                     f"| {Times(found.characters).quantile(0.5):,.0f} |"
                 )
+                click.echo(lines[-1], err=True)
     return "\n".join(lines)
 
 
