@@ -219,7 +219,7 @@ class Search:
             matches = await asked.reader.text_matches(words, asked.filters, depth + TIES, asked.text_has_begun)
             if (found := snapshot.text_candidates(matches, depth)) is not None:
                 return found
-        return await asked.reader.text_arm(words, asked.filters, depth)
+        return await asked.reader.text_arm(words, asked.filters, depth, asked.text_has_begun)
 
     async def _words(self, user_id: str, query: str) -> str:
         """The query as full-text reads it: each term once, and of too many the rarest."""

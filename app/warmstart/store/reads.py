@@ -177,12 +177,14 @@ class Reader:
         begun()
         return pa.Table.from_batches(await batches.read_all(), schema=batches.schema)
 
-    async def text_arm(self, words: str, filters: Sequence[Predicate], depth: int) -> list[Candidate]:
-        """The `depth` best by BM25, best first."""
+    async def text_arm(
+        self, words: str, filters: Sequence[Predicate], depth: int, begun: Callable[[], None] = lambda: None
+    ) -> list[Candidate]:
+        """The `depth` best by BM25, best first; `begun` as for `text_matches`."""
 
         async def fetch(limit: int) -> pa.Table:
             columns = ["id", "user_id", "created_at", "search_text", "_score"]
-            return await self._text_query(words, filters, limit, columns)
+            return await self._text_query(words, filters, limit, columns, begun)
 
         return await self._arm(fetch, "_score", 1.0, depth, lambda rows: rows["search_text"].to_pylist())
 
