@@ -33,6 +33,7 @@ from integration.service import (
 )
 from warmstart.search import MAX_ARMS
 from warmstart.store.database import CALL_BUDGET_S
+from warmstart.store.resident import MAX_LOADS
 from warmstart.worker import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -179,11 +180,14 @@ async def test_the_worker_waits_for_a_provider_that_is_down(app: App, alice: Ten
 
 @contextmanager
 def slow_reads(seconds: float, running_now: list[int] | None = None) -> Iterator[None]:
-    """Every query of the table takes `seconds` longer; `running_now` becomes [now, most]."""
+    """Every query of the table takes `seconds` longer; `running_now` becomes [now, most] of those for a tenant."""
     original = AsyncQueryBase.to_batches
     counts = running_now if running_now is not None else [0, 0]
 
     async def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "user_id = " not in str(self._inner.to_query_request().filter):  # who looks after the queue asks for all
+            await asyncio.sleep(seconds)
+            return await original(self, *args, **kwargs)
         counts[0] += 1
         counts[1] = max(counts)
         try:
@@ -254,7 +258,7 @@ async def test_stragglers_are_bounded(app: App, alice: Tenant) -> None:
         answers = await asyncio.gather(*(alice.search(f"walrus {i}") for i in range(100)))
         assert time.monotonic() - started < 6.0
         assert all(answer["degraded"] for answer in answers)
-        assert counts[1] <= MAX_ARMS + 2
+        assert MAX_ARMS / 2 < counts[1] <= MAX_ARMS + MAX_LOADS
 
         async def ended() -> bool:
             return counts[0] == 0
