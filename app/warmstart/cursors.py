@@ -7,12 +7,11 @@ import binascii
 import hashlib
 import json
 import re
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from warmstart.errors import Invalid
 from warmstart.store.reads import Order
-from warmstart.store.schema import Row
+from warmstart.store.schema import Row, at_us
 
 
 def decode_version(cursor: str) -> int:
@@ -34,8 +33,7 @@ def decode(cursor: str, query: str, order: Order) -> tuple[Any, ...]:
         *importance, at, last_id = key
         if len(importance) != (order == "importance") or not isinstance(last_id, str):
             raise ValueError(cursor)
-        created_at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(at))
-        keyset = (*(float(i) for i in importance), created_at, last_id)
+        keyset = (*(float(i) for i in importance), at_us(int(at)), last_id)
     except (ValueError, TypeError, OverflowError, binascii.Error):
         raise Invalid("cursor: not one of ours; leave it out to start from the first page", field="cursor") from None
     if digest != _digest(query):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ HISTORY: Final = "memory_history"
 #: The table's own setting: the space its vectors belong to.
 SPACE_KEY: Final = b"warmstart.space"
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _STRINGS: Final = pa.list_(pa.string())
 _CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -110,6 +111,11 @@ HISTORY_COLUMNS: Final = tuple(history_schema().names)
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+def at_us(microseconds: int) -> datetime:
+    """The time so long after 1970, exactly. Raises OverflowError."""
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def new_id() -> str:

@@ -11,7 +11,6 @@ import pickle
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -20,12 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from warmstart.store.reads import Candidate
-from warmstart.store.schema import SHOWN, Row
+from warmstart.store.schema import SHOWN, Row, at_us
 
 #: What one costs about beside what Arrow and numpy count, and each of its rows.
 OVERHEAD: Final = 16_384
 _ROW_OVERHEAD: Final = 24
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: What a row is kept as, but its id and its vector.
 _KEPT: Final = [c for c in SHOWN if c != "id"]
 _TIMES: Final = [c for c in _KEPT if c.endswith("_at")]
@@ -137,7 +135,7 @@ class Snapshot:
             row = {"id": memory_id.decode()} | dict(zip(_KEPT, values, strict=True))
             for column in _TIMES:
                 if (us := row[column]) is not None:
-                    row[column] = _EPOCH + timedelta(microseconds=us)
+                    row[column] = at_us(us)
             found[row["id"]] = row
         return found
 
